@@ -1,0 +1,56 @@
+"""Extents of TVM's IR as numbers, or as text that the runtime evaluates."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm
+from tvm import tirx
+
+__all__ = ["dim", "symbols"]
+
+_INFIX = {"Add": "+", "Sub": "-", "Mul": "*", "FloorDiv": "//", "Div": "//", "FloorMod": "%", "Mod": "%"}
+_CALLS = {"Min": "min", "Max": "max"}
+
+
+def dim(expr: Any, names: dict[str, int | str] | None = None) -> int | str:
+    """An extent as a number, or as an expression over the names of its variables.
+
+    ``names`` says what a variable stands for. Raises ``ValueError`` for an operator that the runtime has not.
+    """
+    if isinstance(expr, int):
+        return expr
+    value = getattr(expr, "value", None)
+    if isinstance(value, int):
+        return value
+    kind = type(expr).__name__
+    if isinstance(expr, tvm.ir.Var if hasattr(tvm.ir, "Var") else tirx.Var):
+        return (names or {}).get(str(expr.name), str(expr.name))
+    if kind == "Cast":
+        return dim(expr.value, names)
+    if kind in _INFIX:
+        return _folded(f"({dim(expr.a, names)} {_INFIX[kind]} {dim(expr.b, names)})")
+    if kind in _CALLS:
+        return _folded(f"{_CALLS[kind]}({dim(expr.a, names)}, {dim(expr.b, names)})")
+    if kind == "Call" and getattr(expr.op, "name", "") in ("tirx.shift_right", "tirx.shift_left"):
+        amount = dim(expr.args[1], names)
+        if isinstance(amount, int):
+            infix = "//" if expr.op.name.endswith("right") else "*"
+            return _folded(f"({dim(expr.args[0], names)} {infix} {2**amount})")
+    raise ValueError(f"the extent {expr} ({kind}) can't be computed at run time")
+
+
+def _folded(text: str) -> int | str:
+    if any(ch.isalpha() for ch in text.replace("min", "").replace("max", "")):
+        return text
+    return int(eval(text, {"min": min, "max": max, "__builtins__": {}}))
+
+
+def symbols(exprs: Any, values: list[int | str]) -> dict[str, int | str]:
+    """Match a PrimFunc's parameter shape against an argument's extents: what each variable stands for."""
+    found: dict[str, int | str] = {}
+    for expr, value in zip(exprs, values, strict=True):
+        name = getattr(expr, "name", None)
+        if name is not None and not isinstance(getattr(expr, "value", None), int):
+            found[str(name)] = value
+    return found

@@ -1,0 +1,188 @@
+"""Placed composites -> composites of ``call_tir`` on packed PrimFuncs, buffers in their scopes.
+
+    R.nn.conv2d(x, w)   ->  R.call_tir(conv2d, (x_nchw4c, w_oihw4i4o))
+    R.add(lv, b)        ->  R.call_tir(add, (lv_packed, b))
+
+The source views at a composite's edge (``layout_transform`` and what crops it) disappear: a packed kernel reads the
+packed operand itself. Where the result's layout is not the computed one (conversions) a pack or unpack is written.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import tvm
+from tvm import relax, te, tirx
+
+from ..place.layouts import DATA, PLAIN
+from ..place.needs import NotPacked, op_name, static_shape
+from ..place.rewrite import LAYOUTS_ATTR, RESULT
+from . import packed
+from .packed import Packed
+from .scalars import scalar_expression
+
+__all__ = ["legalize_composites"]
+
+VIEWS = ("relax.layout_transform", "relax.strided_slice", "relax.reshape")
+
+
+@dataclass(frozen=True)
+class _Value:
+    """A tensor inside the composite: the variable that holds it, its layout and its source shape."""
+
+    var: Any
+    layout: str
+    shape: tuple[int, ...]
+    masked: bool
+
+
+def legalize_composites(mod: tvm.IRModule) -> tvm.IRModule:
+    """Legalize every placed composite of the module; everything else stays as it is.
+
+    Raises :class:`NotPacked` for an op without a packed form (placement refuses such composites before).
+    """
+    builder = relax.BlockBuilder(mod)
+    for gv, func in sorted(mod.functions_items(), key=lambda item: str(item[0].name_hint)):
+        if isinstance(func, relax.Function) and func.attrs and LAYOUTS_ATTR in func.attrs:
+            builder.update_func(gv, _Legalizer(builder, func).run())
+    return relax.transform.Normalize()(builder.get())
+
+
+class _Legalizer:
+    def __init__(self, builder: Any, func: Any) -> None:
+        self.builder, self.func = builder, func
+        self.layouts = {str(k): str(v) for k, v in func.attrs[LAYOUTS_ATTR].items()}
+        self.bindings: list[Any] = []
+        self.values: dict[Any, _Value] = {}
+        self.params = [relax.Var(p.name, p.ty) for p in func.params]
+
+    def run(self) -> Any:
+        for old, new in zip(self.func.params, self.params, strict=True):
+            name = self.layouts[new.name]
+            shape = static_shape(new)
+            if shape is None:
+                raise NotPacked(f"parameter `{new.name}` has no static shape", new.name)
+            self.values[old] = _Value(new, name, shape, masked=True)
+        for block in self.func.body.blocks:
+            for binding in block.bindings:
+                self.values[binding.var] = self._binding(binding.var, binding.value)
+        result = self._result(self.values[self.func.body.body])
+        if not result.var.same_as(self.bindings[-1].var):
+            raise NotPacked("the composite's result is not its last value", result.var.name)
+        out = relax.Var("out", self.func.body.body.ty)
+        self.bindings[-1] = relax.VarBinding(out, self._into_scope(self.bindings[-1].value, out))
+        body = relax.SeqExpr([relax.DataflowBlock(self.bindings)], out)
+        return relax.Function(self.params, body, out.ty, True, self.func.attrs)
+
+    def _binding(self, var: Any, call: Any) -> _Value:
+        if isinstance(call, relax.Var):
+            return self.values[call]
+        op = op_name(call)
+        if op in VIEWS:
+            value = self.values[call.args[0]]
+            if op == "relax.layout_transform" and call.attrs.pad_value is not None:
+                return value
+            if value.layout == PLAIN or value.var not in self.params:
+                return value
+            shape = static_shape(var)
+            assert shape is not None
+            return replace(value, shape=shape)
+        tensors = [arg for arg in call.args if isinstance(getattr(arg, "ty", None), relax.TensorType)]
+        shape = static_shape(var)
+        assert shape is not None
+        return self._compute(op, call, [self.values[arg] for arg in tensors], shape, str(var.ty.dtype), var)
+
+    def _compute(
+        self, op: str, call: Any, values: list[_Value], shape: tuple[int, ...], dtype: str, var: Any
+    ) -> _Value:
+        def tensor(*operands: Packed) -> te.Tensor:
+            if op == "relax.nn.conv2d":
+                return packed.conv2d(operands[0], operands[1], call.attrs, dtype)
+            expression = scalar_expression(call)
+            if expression is None:
+                raise NotPacked(f"no packed kernel for {op}", var.name)
+            return packed.elementwise(expression, list(operands), shape, op.rsplit(".", 1)[-1])
+
+        return self._emit(tensor, values, DATA, shape, dtype, masked=False)
+
+    def _result(self, value: _Value) -> _Value:
+        """The composite's result in the layout that the caller gets, its unused lanes zero."""
+        wanted = self.layouts[RESULT]
+        dtype = str(value.var.ty.dtype)
+        if value.layout != wanted:
+            if value.layout != PLAIN:
+                return self._emit(packed.unpack, [value], PLAIN, value.shape, dtype, masked=True)
+            return self._emit(
+                lambda v: packed.pack(v, wanted), [value], wanted, value.shape, dtype, masked=True
+            )
+        if not value.masked and value.layout == DATA and value.shape[1] % packed.LANES:
+            return self._emit(
+                lambda v: packed.mask(v, value.shape[1]), [value], DATA, value.shape, dtype, masked=True
+            )
+        if value.var in self.params:
+            return self._emit(packed.copy, [value], value.layout, value.shape, dtype, masked=True)
+        return value
+
+    def _into_scope(self, call: Any, out: Any) -> Any:
+        """The last ``call_tir``, writing into the scope of the composite's result."""
+        scope = scope_of(out)
+        if scope == "global":
+            return call
+        func = self.builder.get()[call.args[0]]
+        result = func.params[-1]
+        buffer = tirx.decl_buffer(result.ty.shape, result.ty.dtype, result.name, scope=scope)
+        gv = self.builder.add_func(func.specialize({result: buffer}), str(call.args[0].name_hint))
+        return _call_tir(gv, list(call.args[1].fields), out.ty)
+
+    def _emit(
+        self,
+        compute: Any,
+        values: list[_Value],
+        name: str,
+        shape: tuple[int, ...],
+        dtype: str,
+        *,
+        masked: bool,
+    ) -> _Value:
+        """One PrimFunc for one op, and its ``call_tir``."""
+        distinct = list({(value.var, value.layout, value.shape): value for value in values}.values())
+        inputs = {
+            id(value): te.placeholder(
+                tuple(int(d) for d in value.var.ty.shape.values), str(value.var.ty.dtype), value.var.name
+            )
+            for value in distinct
+        }
+        by_key = {(v.var, v.layout, v.shape): inputs[id(v)] for v in distinct}
+        operands = [Packed(by_key[v.var, v.layout, v.shape], v.layout, v.shape) for v in values]
+        result = compute(*operands)
+        func = te.create_prim_func([*(inputs[id(v)] for v in distinct), result])
+        func = _scoped(func, [scope_of(value.var) for value in distinct])
+        gv = self.builder.add_func(func.without_attr("global_symbol"), result.op.name)
+        ty = relax.TensorType(tuple(int(d) for d in result.shape), str(result.dtype))
+        call = _call_tir(gv, [value.var for value in distinct], ty)
+        var = relax.DataflowVar(f"lv{len(self.bindings)}", ty)
+        self.bindings.append(relax.VarBinding(var, call))
+        return _Value(var, name, shape, masked)
+
+
+def scope_of(expr: Any) -> str:
+    """The memory scope that an expression's type states."""
+    device = getattr(expr.ty, "vdevice", None)
+    return str(device.memory_scope) if device is not None else "global"
+
+
+def _call_tir(gv: Any, args: list[Any], ty: Any) -> Any:
+    """A ``call_tir`` with its type stated; nothing is inferred from the arguments' devices."""
+    call = relax.BlockBuilder().normalize(relax.call_tir(gv, args, ty))
+    return tvm.ir.Call(call.op, call.args, call.attrs, call.ty_args, ret_ty=ty)
+
+
+def _scoped(func: Any, scopes: list[str]) -> Any:
+    """The PrimFunc with its first parameters in the given scopes."""
+    changed = {
+        param: tirx.decl_buffer(param.ty.shape, param.ty.dtype, param.name, scope=scope)
+        for param, scope in zip(func.params, scopes, strict=False)
+        if scope != "global"
+    }
+    return func.specialize(changed) if changed else func

@@ -1,0 +1,149 @@
+"""Inference form: what every importer writes differently, written one way.
+
+Each function of the module goes into dataflow blocks, and then through these rewrites, until none applies:
+
+    batch_norm(x, constants)[0]          -> add(multiply(x, S), T)
+    batch_norm(x, ...)[1], [2]           -> the running statistics
+    multiply(conv(x, W) + B, S)          -> conv(x, S * W) + S * B
+    add(conv(x, W) + B, C)               -> conv(x, W) + (B + C), of shape (1, O, 1, 1)
+    conv(pad(x, zeros), W)               -> conv(x, W, padding)
+    add(add(x, A), B), multiply alike    -> add(x, A + B)                            (:mod:`.affine`)
+    call_tir(elementwise kernel, args)   -> the Relax operators that it computes     (:mod:`.recognise`)
+    maximum(x, 0)                        -> relu(x)
+    minimum(maximum(x, low), high)       -> clip(x, low, high)        also in the other order, and from relu
+    clip(clip(x, a, b), c, d)            -> clip(x, max(a, c), min(b, d))
+    dropout(x)[0]                        -> x
+    op(constants)                        -> constant                                 (:mod:`.fold`)
+    (a, b)[0]                            -> a
+    reshape, astype, broadcast_to, permute_dims, strided_slice that change nothing -> their input
+
+Then dead values go. What is not touched: functions that are already somebody's composite, batch norm in
+training form, parameters and results, and the meaning: numbers stay within the rounding of float32.
+
+NaN: TVM's maximum and minimum give their second operand when the first is NaN, whatever the order in which
+``clip`` applies them. So clipping a NaN gives one of the two bounds, before these rewrites and after, but not
+always the same one.
+"""
+
+from __future__ import annotations
+
+import math
+
+import tvm
+from tvm import relax, tirx
+from tvm.ir import Call
+from tvm.ir import Tuple as RelaxTuple
+from tvm_ffi import structural_equal
+
+from fusion_patterns.lower import affine
+from fusion_patterns.lower.fold import fold_constants
+from fusion_patterns.lower.recognise import recognise_call_tir
+from fusion_patterns.lower.rewrite import Rewriter, Rule, is_composite, op_name
+
+
+def normalise(mod: tvm.IRModule) -> tvm.IRModule:
+    """*mod* in inference form: the same functions, parameters and results. *mod* itself is not changed."""
+    out = relax.transform.ConvertToDataflow(min_size=1)(mod.clone())
+    for gv, func in out.functions.items():
+        if isinstance(func, relax.Function) and not is_composite(func):
+            out.update_func(gv, Rewriter(out, _RULES).function(func))
+    passes = [relax.transform.CanonicalizeBindings(), relax.transform.DeadCodeElimination(_roots(mod))]
+    return tvm.transform.Sequential(passes)(out)
+
+
+def _roots(mod: tvm.IRModule) -> list[str]:
+    """Functions that nobody needs to call to be needed: public ones and finished composites."""
+    return [
+        gv.name_hint
+        for gv, func in mod.functions.items()
+        if "global_symbol" in (func.attrs or {}) or (isinstance(func, relax.Function) and is_composite(func))
+    ]
+
+
+def _dropout_item(at: Rewriter, expr: relax.Expr) -> relax.Expr | None:
+    assert isinstance(expr, relax.TupleGetItem)
+    dropout = at.definition(expr.tuple_value)
+    return dropout.args[0] if op_name(dropout) == "nn.dropout" and expr.index == 0 else None
+
+
+def _item_of_tuple(at: Rewriter, expr: relax.Expr) -> relax.Expr | None:
+    assert isinstance(expr, relax.TupleGetItem)
+    whole = at.definition(expr.tuple_value)
+    return whole.fields[expr.index] if isinstance(whole, RelaxTuple) else None
+
+
+def _unchanged(at: Rewriter, expr: relax.Expr) -> relax.Expr | None:
+    """Operators whose result differs from their input at most in its type: the type says if it does."""
+    assert isinstance(expr, Call)
+    return expr.args[0] if structural_equal(expr.args[0].ty, expr.ty) else None
+
+
+def _unmoved(at: Rewriter, expr: relax.Expr) -> relax.Expr | None:
+    """``permute_dims`` to the order that is there."""
+    assert isinstance(expr, Call)
+    axes = expr.attrs.axes
+    return expr.args[0] if axes is not None and list(map(int, axes)) == list(range(len(axes))) else None
+
+
+def _scalar(at: Rewriter, expr: relax.Expr) -> float | None:
+    value = at.constant(expr)
+    return float(value) if value is not None and value.ndim == 0 and value.dtype.kind == "f" else None
+
+
+def _range_of(at: Rewriter, expr: relax.Expr) -> tuple[relax.Expr, float, float] | None:
+    """``(x, low, high)`` of a call that keeps x between two bounds, either of which may be infinite."""
+    name = op_name(expr)
+    if name == "nn.relu":
+        return expr.args[0], 0.0, math.inf
+    if name == "clip":
+        bounds = expr.args[1:]
+        if not all(isinstance(bound, tirx.IntImm | tirx.FloatImm) for bound in bounds):
+            return None
+        return expr.args[0], float(bounds[0].value), float(bounds[1].value)
+    if name in ("maximum", "minimum"):
+        for x, bound in ((expr.args[0], expr.args[1]), (expr.args[1], expr.args[0])):
+            value = _scalar(at, bound)
+            if value is not None and not math.isnan(value):
+                return (x, value, math.inf) if name == "maximum" else (x, -math.inf, value)
+    return None
+
+
+_RANGES = ("nn.relu", "clip", "maximum", "minimum")
+
+
+def _join_ranges(at: Rewriter, expr: relax.Expr) -> relax.Expr | None:
+    """One ``relu`` or ``clip`` for bounds that follow each other; no bound at all for infinite ones."""
+    outer = _range_of(at, expr)
+    if outer is None or str(expr.ty.dtype) not in ("float16", "float32", "float64"):
+        return None
+    x, low, high = outer
+    if (low, high) == (-math.inf, math.inf):
+        return x
+    inner = _range_of(at, at.call_of(x, *_RANGES)) if at.call_of(x, *_RANGES) is not None else None
+    if inner is not None:
+        x = inner[0]
+        # Bounds that don't meet leave one value, which of them depends on the order.
+        if max(inner[1], low) > min(inner[2], high):
+            return None
+        low, high = max(inner[1], low), min(inner[2], high)
+    if (low, high) == (0.0, math.inf):
+        return None if op_name(expr) == "nn.relu" and inner is None else relax.op.nn.relu(x)
+    if inner is not None and math.isfinite(low) and math.isfinite(high):
+        return relax.op.clip(x, low, high)
+    return None
+
+
+_RULES: dict[str, list[Rule]] = {
+    "tuple_get_item": [affine.batch_norm_item, _dropout_item, _item_of_tuple],
+    "multiply": [affine.scale_into_weights, affine.join_constants],
+    "divide": [affine.scale_into_weights],
+    "add": [affine.merge_biases, affine.join_constants],
+    "subtract": [affine.merge_biases],
+    "nn.conv2d": [affine.pad_into_convolution],
+    "call_tir": [recognise_call_tir],
+    "permute_dims": [_unmoved],
+    **{name: [_join_ranges] for name in _RANGES},
+    **{name: [_unchanged] for name in ("reshape", "astype", "broadcast_to")},
+    "*": [fold_constants],
+}
+"""Operator -> what to try, in this order; ``*`` comes last."""

@@ -1,0 +1,240 @@
+"""The schedule rule of packed kernels: one kernel, nothing in global scratch, whole texels stored.
+
+A fused composite is ``[pad] -> reduction -> epilogue`` or only an epilogue. The epilogue is inlined into the block
+that writes the result; what it reads more than once stays in registers. The reduction, its padded input and its
+weights are computed in registers inside the thread's tile. Every access to a texture moves four lanes at once.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import s_tir, tirx
+from tvm.ir.expr import TensorLoad
+from tvm.s_tir.dlight.base import ScheduleRule
+from tvm_ffi import structural_walk
+
+from .tiles import Tile, choose_tile
+
+__all__ = ["KERNEL_ATTR", "PackedKernel", "schedule_packed"]
+
+KERNEL_ATTR = "fusion_patterns.kernel"
+REDUCE = 2  # tirx.IterVar.CommReduce
+MAX_KERNEL_ROW = 5  # a thread slides such a kernel over an input row that it keeps in registers
+
+
+class PackedKernel(ScheduleRule):  # type: ignore[misc]
+    """Schedules PrimFuncs that carry the attribute ``fusion_patterns.kernel``; leaves all others alone.
+
+    ``lanes_apart``: compute the epilogue lane by lane in registers and store the four together, for ops that TVM can't
+    vectorize (``erf``).
+    """
+
+    def __init__(self, lanes_apart: bool = False) -> None:
+        super().__init__()
+        self.lanes_apart = lanes_apart
+
+    def apply(self, func: Any, target: Any, tunable: bool) -> Any:
+        """A schedule of the fused kernel, or ``None`` if it is not one of ours."""
+        if not isinstance(func, tirx.PrimFunc) or not func.attrs or KERNEL_ATTR not in func.attrs:
+            return None
+        limit = int(target.attrs.get("max_threads_per_block", target.attrs.get("max_num_threads", 256)))
+        return schedule_packed(func, limit, lanes_apart=self.lanes_apart)
+
+
+def schedule_packed(
+    func: Any, max_threads: int, tile: Tile | None = None, *, lanes_apart: bool = False
+) -> s_tir.Schedule:
+    """Schedule one packed kernel.
+
+    ``max_threads`` is the largest work group of the target; ``tile`` overrides the choice.
+    """
+    return _Kernel(s_tir.Schedule(func), max_threads, tile, lanes_apart).run()
+
+
+class _Kernel:
+    def __init__(
+        self, sch: s_tir.Schedule, max_threads: int, tile: Tile | None, lanes_apart: bool
+    ) -> None:
+        self.sch, self.max_threads, self.tile, self.lanes_apart = sch, max_threads, tile, lanes_apart
+        root = sch.get_sblock("root")
+        self.blocks = list(sch.get_child_blocks(root))
+        self.reductions = [b for b in self.blocks if self._is_reduction(b)]
+
+    def run(self) -> s_tir.Schedule:
+        sch = self.sch
+        last = self.blocks[-1]
+        pads = {id(r): self._pad_of(r) for r in self.reductions}
+        stages = self._inline([p for p in pads.values() if p is not None])
+        if self._is_reduction(last):
+            last = sch.cache_write(last, 0, "local")
+        elif self.lanes_apart:
+            stages.append(last)
+            last = sch.cache_write(last, 0, "local")
+        shape = tuple(int(d) for d in sch.get(last).writes[0].source.ty.shape)
+        if len(shape) != 5:
+            return self._plain_result(last)
+        tile = self.tile or choose_tile(
+            shape, reduces=bool(self.reductions), max_threads=self.max_threads
+        )
+        thread = self._tile(last, tile)
+        for stage in reversed(stages):
+            sch.set_scope(stage, 0, "local")
+            sch.compute_at(stage, thread)
+            self._vectorize_tail(stage, thread, apart=self.lanes_apart)
+        for reduction in reversed(self.reductions):
+            self._reduce(reduction, pads[id(reduction)], thread)
+        return sch
+
+    # Reading the function -----------------------------------------------------------------------------------
+
+    def _is_reduction(self, block: Any) -> bool:
+        return any(int(v.iter_type) == REDUCE for v in self.sch.get(block).iter_vars)
+
+    def _pad_of(self, reduction: Any) -> Any:
+        """The block that pads a reduction's input, if there is one."""
+        for producer in self.sch.get_producers(reduction):
+            if not self._is_reduction(producer):
+                return producer
+        return None
+
+    def _inline(self, pads: list[Any]) -> list[Any]:
+        """Inline the epilogue; returns the blocks that are read more than once and stay."""
+        sch, kept = self.sch, []
+        names = {sch.get(b).name_hint for b in pads}
+        for block in reversed(self.blocks[:-1]):
+            if self._is_reduction(block) or sch.get(block).name_hint in names:
+                continue
+            if self._reads(block) > 1:
+                kept.append(block)
+            else:
+                sch.compute_inline(block)
+        return list(reversed(kept))
+
+    def _reads(self, block: Any) -> int:
+        """How often the value of a block is loaded by the blocks that read it."""
+        buffer = self.sch.get(block).writes[0].source
+        count = 0
+
+        def visit(node: Any) -> None:
+            nonlocal count
+            count += bool(node.source.same_as(buffer))
+
+        for consumer in self.sch.get_consumers(block):
+            structural_walk(self.sch.get(consumer).body, (TensorLoad, visit))
+        return count
+
+    # Writing the result -------------------------------------------------------------------------------------
+
+    def _tile(self, last: Any, tile: Tile) -> Any:
+        """Tile and bind the loops of the last block; returns the innermost thread loop."""
+        sch = self.sch
+        n, c, y, x, lane = sch.get_loops(last)
+        c, c_in = sch.split(c, [None, tile.blocks])
+        y, y_in = sch.split(y, [None, tile.rows])
+        x, x_in = sch.split(x, [None, tile.columns])
+        z = sch.fuse(n, c)
+        z, z_thread = sch.split(z, [None, tile.group[0]])
+        y, y_thread = sch.split(y, [None, tile.group[1]])
+        x, x_thread = sch.split(x, [None, tile.group[2]])
+        sch.reorder(z, y, x, z_thread, y_thread, x_thread, c_in, y_in, x_in, lane)
+        for loop, axis in ((z, "z"), (y, "y"), (x, "x")):
+            sch.bind(loop, f"blockIdx.{axis}")
+        for loop, axis in ((z_thread, "z"), (y_thread, "y"), (x_thread, "x")):
+            sch.bind(loop, f"threadIdx.{axis}")
+        for loop in (c_in, y_in, x_in):
+            sch.unroll(loop)
+        sch.vectorize(lane)
+        return x_thread
+
+    def _plain_result(self, last: Any) -> s_tir.Schedule:
+        """A plain result: one element for each thread."""
+        sch = self.sch
+        loop = sch.fuse(*sch.get_loops(last))
+        extent = int(sch.get(loop).extent)
+        width = min(64, self.max_threads)
+        outer, inner = sch.split(loop, [None, width if extent >= width else extent])
+        sch.bind(outer, "blockIdx.x")
+        sch.bind(inner, "threadIdx.x")
+        return sch
+
+    def _vectorize_tail(self, block: Any, thread: Any, *, apart: bool = False) -> None:
+        """Lanes in one vector, everything between them and the thread unrolled."""
+        loops = self._inside(block, thread)
+        for loop in loops[:-1]:
+            self.sch.unroll(loop)
+        if apart:
+            self.sch.unroll(loops[-1])
+        else:
+            self.sch.vectorize(loops[-1])
+
+    def _inside(self, block: Any, loop: Any) -> list[Any]:
+        """The loops of a block inside ``loop``."""
+        loops = list(self.sch.get_loops(block))
+        anchor = self.sch.get(loop)
+        for position, candidate in enumerate(loops):
+            if self.sch.get(candidate).same_as(anchor):
+                return loops[position + 1 :]
+        return loops
+
+    # The reduction ------------------------------------------------------------------------------------------
+
+    def _reduce(self, block: Any, pad: Any, thread: Any) -> None:
+        sch = self.sch
+        name = sch.get(block).name_hint
+        kinds = [int(v.iter_type) for v in sch.get(block).iter_vars]
+        reduce_count = sum(kind == REDUCE for kind in kinds)
+        sch.set_scope(block, 0, "local")
+        sch.compute_at(block, thread, preserve_unit_loops=True)
+        loops = self._inside(block, thread)
+        spatial, reduce = loops[: len(loops) - reduce_count], loops[len(loops) - reduce_count :]
+        tile, lane = spatial[:-1], spatial[-1]
+        if name.startswith("conv2d_gathered"):
+            self._reduce_gathered(block, pad, spatial, reduce)
+            return
+        *outer, ky, kx = reduce[:-1] if name.startswith("conv2d_packed") else reduce
+        inner = reduce[-1:] if name.startswith("conv2d_packed") else []
+        sch.reorder(*outer, ky, kx, *tile, *inner, lane)
+        row = 1 < int(sch.get(kx).extent) <= MAX_KERNEL_ROW
+        data_loop = ky if row else kx
+        if pad is not None:
+            sch.set_scope(pad, 0, "local")
+            sch.compute_at(pad, data_loop)
+            self._vectorize_tail(pad, data_loop)
+        else:
+            self._cache(block, 0, data_loop)
+        self._cache(block, 1, kx)
+        if row:
+            sch.unroll(kx)
+        for loop in (*tile, *inner):
+            sch.unroll(loop)
+        sch.vectorize(lane)
+        first = [*outer, ky, kx][0]
+        init = sch.decompose_reduction(block, first)
+        self._vectorize_tail(init, thread)
+
+    def _cache(self, block: Any, read: int, loop: Any) -> None:
+        """Read an operand of the reduction by texels, into registers, inside ``loop``."""
+        copy = self.sch.cache_read(block, self._operand(block, read), "local", consumer_blocks=[block])
+        self.sch.compute_at(copy, loop)
+        self._vectorize_tail(copy, loop)
+
+    def _operand(self, block: Any, read: int) -> int:
+        """The number of the read region of data (0) or weight (1): the one that is the result is not counted."""
+        written = self.sch.get(block).writes[0].source
+        numbers = [
+            i for i, region in enumerate(self.sch.get(block).reads) if not region.source.same_as(written)
+        ]
+        return numbers[read]
+
+    def _reduce_gathered(self, block: Any, pad: Any, spatial: list[Any], reduce: list[Any]) -> None:
+        """Groups that four does not divide: every lane gathers its own channels."""
+        sch = self.sch
+        if pad is not None:
+            sch.compute_inline(pad)
+        for loop in spatial:
+            sch.unroll(loop)
+        sch.reorder(*reduce, *spatial)
+        init = sch.decompose_reduction(block, reduce[0])
+        for loop in self._inside(init, self.sch.get_loops(block)[0])[-1:]:
+            sch.unroll(loop)

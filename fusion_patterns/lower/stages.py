@@ -1,0 +1,203 @@
+"""Placed module -> fused kernels -> scheduled kernels -> OpenCL C: the stages between placement and manifest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import tvm
+from tvm import relax, tirx
+from tvm.s_tir import dlight
+from tvm_ffi import structural_equal, structural_hash
+
+from ..place.decide import composites_of
+from .kernels import LoweredFunc, first_line, lower_kernels
+from .legalize import legalize_composites, scope_of
+from .schedule import KERNEL_ATTR, PackedKernel
+
+__all__ = ["Lowered", "fuse", "lower", "schedule"]
+
+ROW_ATTR = "fusion_patterns.row"
+
+
+def fuse(placed: tvm.IRModule) -> tvm.IRModule:
+    """Legalize, fuse what no row took with stock FuseOps, and turn every group into one PrimFunc.
+
+    PrimFuncs that come from composites carry ``fusion_patterns.row`` and ``fusion_patterns.kernel``.
+    """
+    composites = {
+        name: {
+            ROW_ATTR: str(func.attrs[ROW_ATTR]),
+            KERNEL_ATTR: str(func.attrs.get(KERNEL_ATTR, "conv2d")),
+        }
+        for name, func in composites_of(placed).items()
+    }
+    mod = legalize_composites(placed)
+    mod = tvm.transform.Sequential(
+        [
+            relax.transform.LegalizeOps(),
+            relax.transform.AnnotateTIROpPattern(),
+            relax.transform.FuseOps(),
+            relax.transform.FuseTIR(),
+            relax.transform.DeadCodeElimination(),
+        ]
+    )(mod)
+    for gv, func in list(mod.functions_items()):
+        attrs = composites.get(str(gv.name_hint))
+        if attrs is not None and isinstance(func, tirx.PrimFunc):
+            mod[gv] = func.with_attrs(attrs)
+    return reshapes_as_views(mod)
+
+
+def reshapes_as_views(mod: tvm.IRModule) -> tvm.IRModule:
+    """Turn kernels that only reshape a buffer into ``R.reshape``, which costs nothing.
+
+    Stock RewriteDataflowReshape does not look at scopes: it makes a view of a buffer out of a one-pixel layout
+    conversion into a texture.
+    """
+    rewriter = _Views(mod)
+    for gv, func in mod.functions_items():
+        if isinstance(func, relax.Function):
+            rewriter.builder_.update_func(gv, rewriter.visit_expr(func))
+    return relax.transform.DeadCodeElimination()(rewriter.builder_.get())
+
+
+@relax.expr_functor.mutator
+class _Views(relax.PyExprMutator):  # type: ignore[misc]
+    def __init__(self, mod: tvm.IRModule) -> None:
+        super().__init__(mod)
+        self.mod = mod
+        self.known: dict[str, bool] = {}
+
+    def visit_call_(self, call: Any) -> Any:
+        call = self.visit_expr_post_order(call)
+        if getattr(call.op, "name", "") != "relax.call_tir" or len(call.args[1].fields) != 1:
+            return call
+        source, out = call.args[1].fields[0], call.ty_args[0]
+        if not isinstance(out, relax.TensorType) or not isinstance(source.ty, relax.TensorType):
+            return call
+        if scope_of_type(out) != "global" or scope_of(source) != "global" or source.ty.dtype != out.dtype:
+            return call
+        name = str(call.args[0].name_hint)
+        if name not in self.known:
+            self.known[name] = bool(relax.analysis.has_reshape_pattern(self.mod[name]))
+        return relax.op.reshape(source, out.shape) if self.known[name] else call
+
+
+def schedule(mod: tvm.IRModule, target: Any) -> tvm.IRModule:
+    """Schedule every PrimFunc: packed kernels by our rule, the rest by stock dlight, in plain buffers."""
+    with target:
+        return tvm.transform.Sequential(
+            [
+                dlight.ApplyDefaultSchedule(PackedKernel()),
+                dlight.ApplyDefaultSchedule(*fallback_rules()),
+            ]
+        )(mod)
+
+
+def fallback_rules() -> list[Any]:
+    """The rules that TVM's Adreno pipeline uses for what is not in texture."""
+    return [dlight.gpu.Reduction(), dlight.gpu.GeneralReduction(), dlight.gpu.Fallback()]
+
+
+@dataclass
+class Lowered:
+    """The kernels of a module.
+
+    ``funcs``: by PrimFunc name. ``labels``: the row (or the PrimFunc's name) by PrimFunc name. ``faults``: PrimFuncs
+    that must not or can't be built, with the reason. ``distinct``: how many PrimFuncs really were lowered.
+    """
+
+    funcs: dict[str, LoweredFunc] = field(default_factory=dict)
+    labels: dict[str, str] = field(default_factory=dict)
+    faults: dict[str, str] = field(default_factory=dict)
+    distinct: int = 0
+
+
+def lower(fused: tvm.IRModule, target: Any, cache: dict[Any, Any] | None = None) -> Lowered:
+    """Schedule and lower each distinct PrimFunc of a fused module once.
+
+    ``cache`` keeps results between calls on modules that share kernels.
+    """
+    result = Lowered()
+    calls: dict[str, list[Any]] = {}
+    for call in calls_of(fused):
+        calls.setdefault(str(call.args[0].name_hint), []).append(call)
+    store: dict[int, list[tuple[Any, Any]]] = cache if cache is not None else {}
+    for name in sorted(calls):
+        func = fused[name]
+        row = str(func.attrs[ROW_ATTR]) if func.attrs and ROW_ATTR in func.attrs else ""
+        result.labels[name] = row or name
+        scope_fault = call_site_fault(calls[name], func)
+        if scope_fault is not None:
+            result.faults[name] = scope_fault
+            continue
+        key = structural_hash(func)
+        known = next((value for other, value in store.get(key, []) if structural_equal(other, func)), None)
+        if known is None:
+            known = _lower_one(name, func, target)
+            store.setdefault(key, []).append((func, known))
+            result.distinct += 1
+        lowered, fault = known
+        if fault is not None:
+            result.faults[name] = fault
+        else:
+            result.funcs[name] = lowered
+    return result
+
+
+def _lower_one(name: str, func: Any, target: Any) -> tuple[LoweredFunc | None, str | None]:
+    """Schedule and lower one PrimFunc: by our rule, or by dlight's rules, the plainest last."""
+    name = name.replace(".", "_")
+    attempts: Iterable[list[Any]]
+    if func.attrs and KERNEL_ATTR in func.attrs:
+        attempts = [[PackedKernel()], [PackedKernel(lanes_apart=True)]]
+    else:
+        attempts = [fallback_rules(), [dlight.gpu.Fallback()]]
+    fault = "no schedule rule fits"
+    for rules in attempts:
+        try:
+            with target:
+                mod = dlight.ApplyDefaultSchedule(*rules)(tvm.IRModule({name: func}))
+        except Exception as error:  # a rule may raise anything; the next one is tried
+            fault = first_line(error)
+            continue
+        done, faults = lower_kernels({name: mod[name]}, target)
+        if name in done:
+            return done[name], None
+        fault = faults[name]
+    return None, fault
+
+
+def calls_of(mod: tvm.IRModule) -> list[Any]:
+    """Every ``call_tir`` of the module."""
+    found: list[Any] = []
+
+    def visit(expr: Any) -> None:
+        if isinstance(expr, relax.Call) and getattr(expr.op, "name", "") == "relax.call_tir":
+            found.append(expr)
+
+    for func in mod.functions.values():
+        if isinstance(func, relax.Function):
+            relax.analysis.post_order_visit(func, visit)
+    return found
+
+
+def call_site_fault(calls: list[Any], func: Any) -> str | None:
+    """Where a call's tensors are not in the scopes that the PrimFunc's buffers are in."""
+    for call in calls:
+        out = call.ty_args[0]
+        given = [scope_of(arg) for arg in call.args[1].fields]
+        given += [scope_of_type(ty) for ty in (out.fields if hasattr(out, "fields") else [out])]
+        for param, scope in zip(func.params, given, strict=False):
+            own = str(param.ty.storage_scope) if hasattr(param.ty, "storage_scope") else "global"
+            if (own or "global") != scope:
+                return f"parameter `{param.name}` is in {own}, its call passes {scope}"
+    return None
+
+
+def scope_of_type(ty: Any) -> str:
+    """The memory scope that a tensor type states."""
+    device = getattr(ty, "vdevice", None)
+    return str(device.memory_scope) if device is not None else "global"

@@ -1,0 +1,383 @@
+"""The conditions of a row, asked of a concrete match.
+
+A condition that does not hold gives a `Failure`: the IR value it is about and a sentence. What is not known
+at compile time (a symbolic dimension, say) never satisfies a condition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import tvm_ffi
+from tvm import tirx
+
+from fusion_patterns.match.graph import Graph, Operand, Tensor, Value
+from fusion_patterns.table import expr
+from fusion_patterns.table.model import Broadcast, Predicate
+from fusion_patterns.table.ops import OPS
+
+__all__ = ["Failure", "Subject", "Test", "broadcast_forms", "layout_of"]
+
+Subject = Value | Operand
+"""An operator, or an operand of one (the number of the value that takes it, and the position)."""
+
+_BY_RANK = {3: "NCW", 4: "NCHW", 5: "NCDHW"}
+_FARTHEST = 64
+"""How many elementwise operators a layout is followed through."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A condition that does not hold: the value it is about, and why."""
+
+    culprit: str
+    text: str
+
+
+@dataclass(eq=False)
+class Test:
+    """A predicate made ready to be asked often; ``names`` are its subjects' names in the row, in order."""
+
+    predicate: Predicate
+    names: tuple[str, ...]
+
+    def failure(self, graph: Graph, subjects: Sequence[Subject]) -> Failure | None:
+        """Returns why the condition does not hold, or None if it does."""
+        if self._expression is not None:
+            return self._arithmetic(graph, subjects)
+        for check in self._checks:
+            failure = check(self.predicate, graph, self.names[0], subjects[0])
+            if failure is not None:
+                return failure
+        return None
+
+    @cached_property
+    def _expression(self) -> expr.Expression | None:
+        return None if self.predicate.that is None else expr.parse(self.predicate.that)
+
+    @cached_property
+    def _checks(self) -> tuple[_Check, ...]:
+        asked = (field for field in _CHECKS if getattr(self.predicate, field) is not None)
+        return tuple(_CHECKS[field] for field in asked)
+
+    def _arithmetic(self, graph: Graph, subjects: Sequence[Subject]) -> Failure | None:
+        assert self._expression is not None
+        named = dict(zip(self.names, subjects, strict=True))
+        found: dict[str, Any] = {}
+
+        def lookup(name: str, field: str) -> Any:
+            value = found[f"{name}.{field}"] = _field(graph, named[name], field)
+            return value
+
+        first = _Described(graph, self.names[0], subjects[0])
+        try:
+            if self._expression.evaluate(lookup):
+                return None
+        except (expr.UndecidableError, _UnknownError) as unknown:
+            return Failure(first.value, f"`{self._expression.text}` can't be decided: {unknown}")
+        values = ", ".join(f"{name} = {_say(value)}" for name, value in found.items())
+        return Failure(first.value, f"`{self._expression.text}` does not hold: {values}")
+
+
+class _UnknownError(Exception):
+    """A value is not known at compile time."""
+
+
+@dataclass(frozen=True)
+class _Described:
+    """A subject in words."""
+
+    graph: Graph
+    name: str
+    subject: Subject
+
+    @property
+    def value(self) -> str:
+        """The IR value's name."""
+        if isinstance(self.subject, Value):
+            return self.subject.name
+        return _operand_name(self.graph, self.subject)
+
+    def __str__(self) -> str:
+        if isinstance(self.subject, Value):
+            return str(self.subject)
+        taker = self.graph.values[self.subject[0]]
+        return f"`{self.value}` ({self.name} of `{taker.name}`)"
+
+
+def _operand_name(graph: Graph, operand: Operand) -> str:
+    number, position = operand
+    expression = graph.values[number].operands[position]
+    name = getattr(expression, "name", None)
+    return f"constant operand {position} of {graph.values[number].name}" if name is None else str(name)
+
+
+def _tensor_of(graph: Graph, subject: Subject) -> Tensor:
+    if isinstance(subject, Value):
+        return graph.tensor(subject.var)
+    return graph.tensor(graph.values[subject[0]].operands[subject[1]])
+
+
+def _field(graph: Graph, subject: Subject, field: str) -> Any:
+    """Returns ``subject.field``: an attribute, a dimension by letter, or ``shape``."""
+    if isinstance(subject, Value) and not field.isupper() and field != "shape":
+        found = _attribute(subject, field)
+        if found is None:
+            raise _UnknownError(f"{subject} has no attribute {field}")
+        return found
+    tensor = _tensor_of(graph, subject)
+    if tensor.shape is None:
+        raise _UnknownError("the shape is not known")
+    if field == "shape":
+        if None in tensor.shape:
+            raise _UnknownError("the shape is not known")
+        return tensor.shape
+    return _dimension(graph, subject, tensor, field)
+
+
+def _dimension(graph: Graph, subject: Subject, tensor: Tensor, dim: str | int) -> int:
+    shape = tensor.shape
+    if shape is None:
+        raise _UnknownError("the shape is not known")
+    if isinstance(dim, str):
+        layout = layout_of(graph, subject)
+        if dim not in layout or len(layout) != len(shape):
+            raise _UnknownError(f"the layout {layout or 'is not known and'} has no {dim}")
+        place = layout.index(dim)
+    else:
+        place = dim
+        if not 0 <= place < len(shape):
+            raise _UnknownError(f"there is no dimension {dim}")
+    extent = shape[place]
+    if extent is None:
+        raise _UnknownError(f"the dimension {dim} is not known at compile time")
+    return extent
+
+
+def _attribute(value: Value, name: str) -> Any:
+    """Returns an attribute as plain data, or None if there is none."""
+    attrs = None if value.call is None else value.call.attrs
+    found = None if attrs is None else getattr(attrs, name, None)
+    return _plain(found)
+
+
+def _plain(found: Any) -> Any:
+    if found is None or isinstance(found, bool | int | float):
+        return found
+    if isinstance(found, str):
+        return str(found)
+    if isinstance(found, tirx.IntImm):
+        return int(found.value)
+    if isinstance(found, tirx.FloatImm):
+        return float(found.value)
+    if hasattr(found, "__len__") and hasattr(found, "__getitem__"):
+        return tuple(_plain(item) for item in found)
+    return str(found)
+
+
+# Layouts
+
+
+def layout_of(graph: Graph, subject: Subject) -> str:
+    """Returns the layout that names a tensor's dimensions, or "" if there is none.
+
+    A convolution says what the layouts of its operands are; through elementwise operators the layout of what
+    they work on is followed backwards; where nothing says more, the rank decides (NCHW for four).
+    """
+    if isinstance(subject, Value):
+        return _layout_of_value(graph, subject) or _BY_RANK.get(_tensor_of(graph, subject).rank or 0, "")
+    taker, position = graph.values[subject[0]], subject[1]
+    rank = _tensor_of(graph, subject).rank or 0
+    if taker.op.startswith("nn.conv"):
+        said = _attribute(taker, "data_layout" if position == 0 else "kernel_layout")
+    elif position == 0 and "layout" in (OPS[taker.op].attrs if taker.op in OPS else ()):
+        said = _attribute(taker, "layout")
+    else:
+        said = _layout_of_value(graph, taker)
+    return str(said) if said and len(said) == rank else _BY_RANK.get(rank, "")
+
+
+def _layout_of_value(graph: Graph, value: Value) -> str:
+    for _ in range(_FARTHEST):
+        for attribute in ("out_layout", "data_layout", "layout"):
+            said = _attribute(value, attribute) if value.op else None
+            if said:
+                return str(said)
+        source = max(value.sources, default=-1)
+        if source < 0 or value.op not in OPS or not OPS[value.op].is_elementwise:
+            return ""
+        value = graph.values[source]
+    return ""
+
+
+# What a predicate can ask
+
+
+def _check_attribute(predicate: Predicate, graph: Graph, name: str, subject: Subject) -> Failure | None:
+    assert isinstance(subject, Value)
+    assert predicate.attr is not None
+    found = _attribute(subject, predicate.attr)
+    if found is None:
+        return Failure(subject.name, f"{subject} has no attribute {predicate.attr}")
+    return _compare(predicate, found, subject.name, f"{predicate.attr} of {subject}")
+
+
+def _check_dimension(predicate: Predicate, graph: Graph, name: str, subject: Subject) -> Failure | None:
+    assert predicate.dim is not None
+    said = _Described(graph, name, subject)
+    try:
+        found = _dimension(graph, subject, _tensor_of(graph, subject), predicate.dim)
+    except _UnknownError as unknown:
+        return Failure(said.value, f"{said}: {unknown}")
+    return _compare(predicate, found, said.value, f"dimension {predicate.dim} of {said}")
+
+
+def _compare(predicate: Predicate, found: Any, culprit: str, what: str) -> Failure | None:
+    if predicate.equals is not None and not _same(found, predicate.equals):
+        return Failure(culprit, f"{what} is {_say(found)}, not {_say(predicate.equals)}")
+    if predicate.among is not None and not any(_same(found, allowed) for allowed in predicate.among):
+        return Failure(culprit, f"{what} is {_say(found)}, not {_either(map(_say, predicate.among))}")
+    if predicate.multiple_of is not None and (not _is_number(found) or found % predicate.multiple_of):
+        return Failure(culprit, f"{what} is {_say(found)}, no multiple of {predicate.multiple_of}")
+    if predicate.between is not None:
+        least, most = predicate.between
+        if not _is_number(found) or not least <= found <= most:
+            return Failure(culprit, f"{what} is {_say(found)}, not between {least:g} and {most:g}")
+    return None
+
+
+def _same(found: Any, wanted: Any) -> bool:
+    # 1 and True are one value to Python; a table means what it says, but attributes are often numbers.
+    return bool(found == wanted)
+
+
+def _is_number(found: Any) -> bool:
+    return isinstance(found, int | float)
+
+
+def _check_dtype(predicate: Predicate, graph: Graph, name: str, subject: Subject) -> Failure | None:
+    found = _tensor_of(graph, subject).dtype
+    return _one_of(predicate.dtype, found, "dtype", _Described(graph, name, subject))
+
+
+def _check_layout(predicate: Predicate, graph: Graph, name: str, subject: Subject) -> Failure | None:
+    return _one_of(predicate.layout, layout_of(graph, subject), "layout", _Described(graph, name, subject))
+
+
+def _one_of(allowed: tuple[str, ...] | None, found: str, what: str, said: _Described) -> Failure | None:
+    if allowed is None or found in allowed:
+        return None
+    return Failure(said.value, f"{what} of {said} is {found or 'not known'}, not {_either(allowed)}")
+
+
+def _check_rank(predicate: Predicate, graph: Graph, name: str, subject: Subject) -> Failure | None:
+    found = _tensor_of(graph, subject).rank
+    if found == predicate.rank:
+        return None
+    said = _Described(graph, name, subject)
+    return Failure(
+        said.value, f"rank of {said} is {'not known' if found is None else found}, not {predicate.rank}"
+    )
+
+
+def _check_constant(predicate: Predicate, graph: Graph, name: str, subject: Subject) -> Failure | None:
+    expression = subject.var if isinstance(subject, Value) else graph.values[subject[0]].operands[subject[1]]
+    if graph.is_constant(expression) == predicate.constant:
+        return None
+    said = _Described(graph, name, subject)
+    return Failure(said.value, f"{said} is {'no' if predicate.constant else 'a'} constant")
+
+
+def _check_static(predicate: Predicate, graph: Graph, name: str, subject: Subject) -> Failure | None:
+    tensor = _tensor_of(graph, subject)
+    if tensor.is_static == predicate.static:
+        return None
+    said = _Described(graph, name, subject)
+    reason = "has a static shape" if tensor.is_static else "has a shape that is not known at compile time"
+    return Failure(said.value, f"{said} {reason}")
+
+
+def _check_uses(predicate: Predicate, graph: Graph, name: str, subject: Subject) -> Failure | None:
+    if isinstance(subject, Value):
+        uses = len(subject.users) + len(subject.exits)
+    else:
+        uses = graph.uses(graph.values[subject[0]].keys[subject[1]])
+    if uses == predicate.uses:
+        return None
+    said = _Described(graph, name, subject)
+    return Failure(said.value, f"{said} is used {uses} times, not {predicate.uses}")
+
+
+def _check_broadcast(predicate: Predicate, graph: Graph, name: str, subject: Subject) -> Failure | None:
+    assert predicate.broadcast is not None
+    forms = {Broadcast.SAME} if isinstance(subject, Value) else broadcast_forms(graph, subject)
+    if forms & set(predicate.broadcast):
+        return None
+    said = _Described(graph, name, subject)
+    found = _either(sorted(forms)) if forms else "not known"
+    return Failure(said.value, f"broadcast form of {said} is {found}, not {_either(predicate.broadcast)}")
+
+
+def broadcast_forms(graph: Graph, operand: Operand) -> set[Broadcast]:
+    """Returns all forms in which an operand meets the value it is combined with; empty if not known."""
+    taker = graph.values[operand[0]]
+    own = _tensor_of(graph, operand).shape
+    whole = graph.tensor(taker.var).shape
+    if own is None or whole is None:
+        return set()
+    if own == whole and None not in own:
+        forms = {Broadcast.SAME}
+    else:
+        forms = {Broadcast.SAME} if _same_symbols(graph, operand) else set()
+    if all(extent == 1 for extent in own):
+        forms.add(Broadcast.SCALAR)
+    layout = layout_of(graph, taker)
+    if "C" in layout and len(layout) == len(whole) and own:
+        channel = layout.index("C") - len(whole)
+        if taker.op == "nn.prelu" and len(own) == 1:
+            # A slope runs along the operator's own axis, whatever the rank says.
+            axis = int(_attribute(taker, "axis"))
+            along = axis if axis < 0 else axis - len(whole)
+            aligned = {along: own[0]}
+        else:
+            aligned = {place - len(own): extent for place, extent in enumerate(own)}
+        others = (extent for place, extent in aligned.items() if place != channel)
+        if all(extent == 1 for extent in others) and aligned.get(channel) == whole[channel] is not None:
+            forms.add(Broadcast.CHANNEL)
+    return forms or {Broadcast.OTHER}
+
+
+def _same_symbols(graph: Graph, operand: Operand) -> bool:
+    """Whether two shapes with symbolic dimensions are one and the same."""
+    taker = graph.values[operand[0]]
+    own, whole = taker.operands[operand[1]].ty.shape, taker.var.ty.shape
+    if own is None or whole is None:
+        return False
+    return bool(tvm_ffi.structural_equal(own, whole))
+
+
+def _say(value: Any) -> str:
+    return f"[{', '.join(map(str, value))}]" if isinstance(value, tuple) else str(value)
+
+
+def _either(words: Any) -> str:
+    *first, last = (str(word) for word in words)
+    return f"{', '.join(first)} or {last}" if first else last
+
+
+_Check = Callable[[Predicate, Graph, str, Subject], Failure | None]
+_CHECKS: dict[str, _Check] = {
+    "attr": _check_attribute,
+    "dim": _check_dimension,
+    "dtype": _check_dtype,
+    "rank": _check_rank,
+    "constant": _check_constant,
+    "static": _check_static,
+    "layout": _check_layout,
+    "broadcast": _check_broadcast,
+    "uses": _check_uses,
+}
+"""In the order in which they are asked; all that a predicate asks for must hold."""

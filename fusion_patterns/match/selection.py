@@ -1,0 +1,196 @@
+"""Which of the overlapping candidates to take.
+
+Candidates that share an operator exclude each other: with candidates as nodes and overlaps as edges, the best
+choice is a heaviest independent set. A candidate weighs what it saves, in bytes of inner values that are not
+written; equal savings are decided by priority, then by the number of operators, then by the order of rows in
+the table, then by program order.
+
+Most groups of overlapping candidates have one that covers all others and outweighs each: it is taken. Small
+groups are searched completely; larger ones are filled greedily, heaviest first, and the plan says how much a
+better choice could save at most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import networkx as nx
+
+from fusion_patterns.match.plan import Selection
+from fusion_patterns.match.search import Candidate
+
+__all__ = ["EXACT_LIMIT", "select"]
+
+EXACT_LIMIT = 18
+"""The most overlapping candidates for which every choice is considered."""
+
+Weight = tuple[int, int, int, int, int]
+_NOTHING: Weight = (0, 0, 0, 0, 0)
+_Op = tuple[str, int]
+
+
+def select(
+    candidates: Iterable[Candidate], confirm: Callable[[Candidate], bool]
+) -> tuple[list[Candidate], Selection]:
+    """Returns the candidates to take, in program order, and how they were chosen.
+
+    ``confirm`` is asked about each candidate that would be taken; where it refuses one, the choice among the
+    others is made again.
+    """
+    chosen: list[Candidate] = []
+    saved = bound = groups = largest = 0
+    method = "exact"
+    for group in _groups(list(candidates)):
+        best = group
+        while True:
+            taken, is_exact = _choose(best)
+            refused = {id(candidate) for candidate in taken if not confirm(candidate)}
+            if not refused:
+                break
+            best = [candidate for candidate in best if id(candidate) not in refused]
+        gain = sum(candidate.saved for candidate in taken)
+        chosen += taken
+        saved += gain
+        bound += gain if is_exact else max(gain, _bound(best))
+        if not is_exact:
+            method = "greedy"
+        if len(group) > 1:
+            groups += 1
+            largest = max(largest, len(group))
+    chosen.sort(key=lambda candidate: (candidate.graph.name, candidate.outputs[0]))
+    return chosen, Selection(method, saved, bound, groups, largest)
+
+
+def _weight(candidate: Candidate, lowest: int = 0) -> Weight:
+    """Weights add up, so a set of candidates can be weighed; no candidate weighs nothing."""
+    acceptance = candidate.acceptance
+    priority = acceptance.row.priority - lowest + 1
+    return candidate.saved, priority, len(candidate.slots), -acceptance.program, -candidate.anchor
+
+
+def _sum(left: Weight, right: Weight) -> Weight:
+    return (
+        left[0] + right[0],
+        left[1] + right[1],
+        left[2] + right[2],
+        left[3] + right[3],
+        left[4] + right[4],
+    )
+
+
+def _ops(candidate: Candidate) -> list[_Op]:
+    name = candidate.graph.name
+    return [(name, number) for number in candidate.slots]
+
+
+def _groups(candidates: list[Candidate]) -> list[list[Candidate]]:
+    """Returns groups of candidates that overlap, directly or over others, without those that can't win.
+
+    An operator is contested if candidates from several anchors want it. Of the candidates from one anchor
+    that take the same contested operators only the heaviest matters: whatever excludes it excludes them all.
+    """
+    claims: dict[_Op, int] = {}
+    contested: set[_Op] = set()
+    for candidate in candidates:
+        for op in _ops(candidate):
+            if claims.setdefault(op, candidate.anchor) != candidate.anchor:
+                contested.add(op)
+    best: dict[tuple[str, int, frozenset[_Op]], Candidate] = {}
+    for candidate in candidates:
+        wanted = contested.intersection(_ops(candidate))
+        key = (candidate.graph.name, candidate.anchor, frozenset(wanted))
+        known = best.get(key)
+        if known is None or _weight(candidate) > _weight(known):
+            best[key] = candidate
+    return _connected(list(best.values()))
+
+
+def _connected(candidates: list[Candidate]) -> list[list[Candidate]]:
+    """Returns the candidates grouped by shared operators, over any number of steps, in a fixed order."""
+    parent: dict[_Op, _Op] = {}
+
+    def root(op: _Op) -> _Op:
+        while (above := parent.setdefault(op, op)) != op:
+            parent[op] = parent[above]
+            op = above
+        return op
+
+    for candidate in candidates:
+        first, *others = _ops(candidate)
+        for op in others:
+            parent[root(op)] = root(first)
+    groups: dict[_Op, list[Candidate]] = {}
+    for candidate in candidates:
+        groups.setdefault(root(_ops(candidate)[0]), []).append(candidate)
+    return list(groups.values())
+
+
+def _choose(group: Sequence[Candidate]) -> tuple[list[Candidate], bool]:
+    """Returns a set of candidates that share no operator, and whether none is heavier."""
+    if not group:
+        return [], True
+    lowest = min(candidate.acceptance.row.priority for candidate in group)
+    weights = [_weight(candidate, lowest) for candidate in group]
+    top = max(range(len(group)), key=weights.__getitem__)
+    whole = set(group[top].slots)
+    if all(whole.issuperset(candidate.slots) for candidate in group):
+        return [group[top]], True
+    conflicts = _conflicts(group)
+    if len(group) > EXACT_LIMIT:
+        return _greedy(group, weights, conflicts), False
+    return _exact(group, weights, conflicts), True
+
+
+def _conflicts(group: Sequence[Candidate]) -> nx.Graph:
+    """Returns the graph of overlaps between candidates, by their place in the group."""
+    graph = nx.Graph()
+    graph.add_nodes_from(range(len(group)))
+    takers: dict[int, list[int]] = {}
+    for place, candidate in enumerate(group):
+        for number in candidate.slots:
+            others = takers.setdefault(number, [])
+            graph.add_edges_from((place, other) for other in others)
+            others.append(place)
+    return graph
+
+
+def _greedy(group: Sequence[Candidate], weights: list[Weight], conflicts: nx.Graph) -> list[Candidate]:
+    excluded: set[int] = set()
+    taken = []
+    for place in sorted(range(len(group)), key=weights.__getitem__, reverse=True):
+        if place not in excluded:
+            taken.append(group[place])
+            excluded.update(conflicts.adj[place])
+    return taken
+
+
+def _exact(group: Sequence[Candidate], weights: list[Weight], conflicts: nx.Graph) -> list[Candidate]:
+    """Searches every choice; what is still free after a prefix of decisions is solved once."""
+    count = len(group)
+    forbids = [sum(1 << other for other in conflicts.adj[place]) for place in range(count)]
+    solved: dict[tuple[int, int], tuple[Weight, tuple[int, ...]]] = {}
+
+    def solve(place: int, excluded: int) -> tuple[Weight, tuple[int, ...]]:
+        if place == count:
+            return _NOTHING, ()
+        key = (place, excluded >> place)
+        found = solved.get(key)
+        if found is None:
+            found = solve(place + 1, excluded)
+            if not excluded >> place & 1:
+                weight, rest = solve(place + 1, excluded | forbids[place])
+                weight = _sum(weight, weights[place])
+                if weight > found[0]:
+                    found = weight, (place, *rest)
+            solved[key] = found
+        return found
+
+    return [group[place] for place in solve(0, 0)[1]]
+
+
+def _bound(group: Sequence[Candidate]) -> int:
+    """Returns what no choice can exceed: from each anchor at most its best candidate."""
+    best: dict[int, int] = {}
+    for candidate in group:
+        best[candidate.anchor] = max(best.get(candidate.anchor, 0), candidate.saved)
+    return sum(best.values())

@@ -1,0 +1,151 @@
+"""The one place that knows TVM's versions and repairs its faults.
+
+Nothing here is imported by a room; :func:`prepare` is called once before anything is compiled. Each repair has a
+test that shows the fault without it, so that it can go when upstream no longer needs it.
+
+    versions          apache-tvm-ffi 0.1.15 segfaults in ConvertLayout: refused before TVM is imported
+    TIR pipeline      targets with the key ``texture`` get TVM's Adreno TIR pipeline (stock resolves to ``s_tir``, which
+                      never lowers textures, and its registration under the name ``adreno`` can't be unpacked)
+    texture store     one ``texture2d_store`` of four lanes stays one store (stock writes one lane four times)
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from importlib import metadata
+from typing import Any
+
+from .errors import VersionError
+
+__all__ = ["FFI_RANGE", "TVM_RANGE", "check_versions", "prepare", "repaired_texture_store"]
+
+TVM_RANGE = ((0, 27), (0, 28))
+FFI_RANGE = ((0, 1, 14), (0, 1, 15))
+
+
+def _version(package: str) -> tuple[tuple[int, ...], str]:
+    try:
+        text = metadata.version(package)
+    except metadata.PackageNotFoundError:
+        raise VersionError(
+            f"{package} is not installed; run `pip install 'apache-tvm==0.27.*' 'apache-tvm-ffi>=0.1.14,<0.1.15'`"
+        ) from None
+    numbers = []
+    for part in text.split("."):
+        if not part.isdigit():
+            break
+        numbers.append(int(part))
+    return tuple(numbers), text
+
+
+@lru_cache(maxsize=1)
+def check_versions() -> None:
+    """Refuse versions that were not tried.
+
+    Reads the packages' metadata only: TVM itself may crash with a wrong FFI. Raises :class:`VersionError`.
+    """
+    for package, (least, below), remedy in (
+        ("apache-tvm", TVM_RANGE, "pip install 'apache-tvm==0.27.*'"),
+        ("apache-tvm-ffi", FFI_RANGE, "pip install 'apache-tvm-ffi>=0.1.14,<0.1.15'"),
+    ):
+        version, text = _version(package)
+        if not least <= version < below:
+            wanted = ".".join(map(str, least)), ".".join(map(str, below))
+            raise VersionError(
+                f"{package} {text} was never tried with this package (wanted: >={wanted[0]}, <{wanted[1]}); "
+                f"run `{remedy}`"
+            )
+
+
+def repaired_texture_store() -> Any:
+    """A pass that gives every ``texture2d_store`` a primitive type.
+
+    TextureFlatten types the call like its first argument, a pointer; VectorizeLoop then splits it into four scalar
+    stores before it reaches its own texture case. Run between the two.
+    """
+    import tvm
+    from tvm_ffi import structural_map
+
+    def retype(call: Any) -> Any:
+        if getattr(call.op, "name", "") == "tirx.texture2d_store":
+            return tvm.ir.Call("tirx.texture2d_store", list(call.args), ret_ty="int32")
+        return call
+
+    @tvm.tirx.transform.prim_func_pass(opt_level=0, name="RepairTextureStore")  # type: ignore[untyped-decorator]
+    def repair(func: Any, mod: Any, ctx: Any) -> Any:
+        return func.with_body(structural_map(func.body, (tvm.ir.Call, retype)))
+
+    return repair
+
+
+@contextmanager
+def _texture_flatten_repaired() -> Iterator[None]:
+    """While the stock pipeline lists its passes, TextureFlatten is followed by the repair."""
+    import tvm
+
+    module = tvm.s_tir.backend.adreno.transform
+    stock = module.TextureFlatten
+
+    def both() -> Any:
+        return tvm.ir.transform.Sequential([stock(), repaired_texture_store()])
+
+    module.TextureFlatten = both
+    try:
+        yield
+    finally:
+        module.TextureFlatten = stock
+
+
+def adreno_tir_pipeline() -> tuple[Any, Callable[[], Any], Callable[[], Any]]:
+    """TVM's Adreno TIR pipeline with the texture store repaired, in the form that ``tvm.tirx.build`` unpacks."""
+    import tvm
+    from tvm.s_tir.backend.adreno.pipeline import default_tir_pipeline
+    from tvm.tirx import compilation_pipeline
+
+    stock = default_tir_pipeline()
+
+    @tvm.transform.module_pass(opt_level=0, name="AdrenoTIRPipeline")  # type: ignore[untyped-decorator]
+    def pipeline(mod: Any, ctx: Any) -> Any:
+        with _texture_flatten_repaired():
+            return stock(mod)
+
+    return pipeline, compilation_pipeline.finalize_host_passes, compilation_pipeline.finalize_device_passes
+
+
+def _has_textures(mod: Any) -> bool:
+    for func in mod.functions.values():
+        target = func.attrs.get("target", None) if func.attrs else None
+        if target is not None and "texture" in [str(key) for key in target.keys]:
+            return True
+    return False
+
+
+@lru_cache(maxsize=1)
+def prepare() -> None:
+    """Check the versions and register the repaired pipelines with TVM, once.
+
+    Afterwards ``relax.build(mod, "qcom/adreno-opencl-texture", ...)`` lowers textures whichever way the TIR pipeline
+    is named. Raises :class:`VersionError`.
+    """
+    check_versions()
+    import tvm
+
+    compilation_pipeline = importlib.import_module("tvm.tirx.compilation_pipeline")
+    importlib.import_module("tvm.s_tir.backend.adreno.pipeline")
+    compilation_pipeline.PIPELINE_MAP["adreno"] = adreno_tir_pipeline
+    stock_factory = compilation_pipeline.PIPELINE_MAP["s_tir"]
+
+    def by_target(**kwargs: Any) -> tuple[Any, Any, Any]:
+        stock, host, device = stock_factory(**kwargs)
+        adreno = adreno_tir_pipeline()[0]
+
+        @tvm.transform.module_pass(opt_level=0, name="TIRPipelineByTarget")  # type: ignore[untyped-decorator]
+        def pipeline(mod: Any, ctx: Any) -> Any:
+            return (adreno if _has_textures(mod) else stock)(mod)
+
+        return pipeline, host, device
+
+    compilation_pipeline.PIPELINE_MAP["s_tir"] = by_target
