@@ -152,6 +152,7 @@ class _Compilation:
         self.cache: dict[Any, Any] = {}
         self.normal: tvm.IRModule
         self.plan: FusionPlan
+        self.first_plan: FusionPlan
         self.outlined: tvm.IRModule
         self.placement: Placement
         self.fused: tvm.IRModule
@@ -172,7 +173,7 @@ class _Compilation:
         with self.stage("normalise"):
             self.normal = normalise(self.original)
         with self.stage("match"):
-            self.plan = match_plan(self.normal, self.table)
+            self.plan = self.first_plan = match_plan(self.normal, self.table)
         while True:
             refused = self._attempt()
             if not refused:
@@ -220,6 +221,6 @@ class _Compilation:
                 name=name,
                 target=str(self.target.kind.name),
             )
-        report: Report = summarise(self.plan, self.normal, manifest, self.declined, self.seconds)
+        report: Report = summarise(self.plan, self.first_plan, self.normal, manifest, self.declined, self.seconds)
         return CompiledModule(manifest, report, self.original, self.outlined, self.placement)
 

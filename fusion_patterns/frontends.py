@@ -25,6 +25,7 @@ import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import tvm
 from tvm import relax, tirx
@@ -212,7 +213,7 @@ def _read_torch(path: Path) -> tvm.IRModule:
     return import_exported(program, where=str(path))
 
 
-def import_exported(program: object, *, where: str = "exported program") -> tvm.IRModule:
+def import_exported(program: Any, *, where: str = "exported program") -> tvm.IRModule:
     """A ``torch.export.ExportedProgram`` as a module whose constants are its parameters.
 
     Raises :class:`ModelError` that names the operators which TVM's importer doesn't have.
@@ -220,10 +221,27 @@ def import_exported(program: object, *, where: str = "exported program") -> tvm.
     from tvm.relax.frontend.torch import from_exported_program
 
     try:
-        with quiet():
+        with quiet(), _float_divisors(program):
             return from_exported_program(program, unwrap_unit_return_tuple=True)
     except Exception as error:
         raise ModelError(f"{where}: TVM's torch importer stops: {first_line(error)}") from error
+
+
+@contextlib.contextmanager
+def _float_divisors(program: Any) -> Iterator[None]:
+    """``div(floats, 2)`` reads ``div(floats, 2.0)`` for a while: the importer makes an int32 of the 2."""
+    changed = []
+    for node in program.graph.nodes:
+        held = node.meta.get("val")
+        floats = getattr(getattr(held, "dtype", None), "is_floating_point", False)
+        if floats and "div" in str(node.target) and len(node.args) > 1 and type(node.args[1]) is int:
+            changed.append((node, node.args))
+            node.args = (node.args[0], float(node.args[1]), *node.args[2:])
+    try:
+        yield
+    finally:
+        for node, args in changed:
+            node.args = args
 
 
 def _read_script(path: Path) -> tvm.IRModule:

@@ -25,6 +25,7 @@ import tvm
 from fusion_patterns.errors import ModelError
 from fusion_patterns.frontends import Shapes, check_name, check_shape, first_line, need, quiet
 
+_LARGE = 1 << 16  # bytes from which on a tensor is a weight, which takes no part in shape arithmetic
 _NOT_OURS_TO_FUSE = [
     "ConvAddFusion",
     "ConvBNFusion",
@@ -155,14 +156,14 @@ def _plain_ops(model: Any) -> None:
 
 
 def _replace_nodes(model: Any, nodes: list[Any]) -> None:
-    """Make *nodes* the nodes of the graph; copied first, since clearing the graph would clear those it has."""
+    """Make *nodes* the nodes of the graph; copied first, for clearing the graph clears those it has."""
     kept = [type(node).FromString(node.SerializeToString()) for node in nodes]
     del model.graph.node[:]
     model.graph.node.extend(kept)
 
 
 def _plain_resizes(model: Any) -> None:
-    """Say in today's words what ``Upsample`` and ``Resize`` of opset 10 mean: corners aligned, rounded down."""
+    """Say in today's words what ``Upsample`` and the first ``Resize`` mean: corners meet, rounded down."""
     from onnx import helper
 
     opset = max((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), default=1)
@@ -195,6 +196,7 @@ def _fold(model: Any, where: str) -> Any:
     import onnx
 
     ort = need("onnxruntime", "onnx", where)
+    weights = _take_out_weights(model)
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
     options.log_severity_level = 4
@@ -212,10 +214,38 @@ def _fold(model: Any, where: str) -> Any:
                     providers=["CPUExecutionProvider"],
                     disabled_optimizers=_NOT_OURS_TO_FUSE,
                 )
-            return onnx.load(str(folded))
+            model = onnx.load(str(folded))
         except Exception:
             # An operator or opset that onnxruntime doesn't have may still be one that TVM has.
-            return model
+            pass
+    _put_back(model, weights)
+    return model
+
+
+def _take_out_weights(model: Any) -> list[Any]:
+    """Make inputs of the large initialisers of *model*, and give them: onnxruntime needs only their types."""
+    from onnx import helper
+
+    graph, declared = model.graph, {info.name for info in model.graph.input}
+    large = [i for i, tensor in enumerate(graph.initializer) if tensor.ByteSize() >= _LARGE]
+    weights = []
+    for i in reversed(large):
+        tensor = type(graph.initializer[i])()
+        tensor.CopyFrom(graph.initializer[i])
+        weights.append(tensor)
+        if tensor.name not in declared:
+            graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
+        del graph.initializer[i]
+    return weights
+
+
+def _put_back(model: Any, weights: list[Any]) -> None:
+    """Make initialisers of those inputs again."""
+    names = {tensor.name for tensor in weights}
+    for i, info in reversed(list(enumerate(model.graph.input))):
+        if info.name in names:
+            del model.graph.input[i]
+    model.graph.initializer.extend(weights)
 
 
 def _import(model: Any, where: str) -> tvm.IRModule:
@@ -223,7 +253,7 @@ def _import(model: Any, where: str) -> tvm.IRModule:
 
     try:
         with quiet() as said:
-            return from_onnx(model, keep_params_in_input=False)
+            return from_onnx(model, keep_params_in_input=False, sanitize_input_names=False)
     except Exception as error:
         message = first_line(error)
         missing = re.search(r"not supported for frontend ONNX: (.*)", str(error))

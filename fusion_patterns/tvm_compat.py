@@ -7,6 +7,8 @@ test that shows the fault without it, so that it can go when upstream no longer 
     TIR pipeline      targets with the key ``texture`` get TVM's Adreno TIR pipeline (stock resolves to ``s_tir``, which
                       never lowers textures, and its registration under the name ``adreno`` can't be unpacked)
     texture store     one ``texture2d_store`` of four lanes stays one store (stock writes one lane four times)
+    vector select     a condition that all lanes share becomes a branch (stock casts the bool to a vector, and OpenCL's
+                      ``select`` on vectors looks at the sign bit: it always takes the other value)
 """
 
 from __future__ import annotations
@@ -20,7 +22,15 @@ from typing import Any
 
 from .errors import VersionError
 
-__all__ = ["FFI_RANGE", "TVM_RANGE", "check_versions", "prepare", "repaired_texture_store"]
+__all__ = [
+    "FFI_RANGE",
+    "TVM_RANGE",
+    "adreno_tir_pipeline",
+    "check_versions",
+    "prepare",
+    "repaired_texture_store",
+    "repaired_vector_select",
+]
 
 TVM_RANGE = ((0, 27), (0, 28))
 FFI_RANGE = ((0, 1, 14), (0, 1, 15))
@@ -81,6 +91,36 @@ def repaired_texture_store() -> Any:
     return repair
 
 
+def repaired_vector_select() -> Any:
+    """A pass that makes ``Select`` on vectors safe to print as OpenCL's ``select``.
+
+    The built-in picks each lane by the sign bit of its condition. A comparison of vectors sets it; a bool that is
+    broadcast, or loaded from memory, does not. Run last, before code generation.
+    """
+    import tvm
+    from tvm import tirx
+    from tvm_ffi import structural_map
+
+    compared = ("LT", "LE", "GT", "GE", "EQ", "NE", "And", "Or", "Not")
+
+    def safe(select: Any) -> Any:
+        lanes = int(tvm.DataType(str(select.ty.dtype)).lanes)
+        condition = select.condition
+        if lanes == 1 or type(condition).__name__ in compared:
+            return select
+        if type(condition).__name__ == "Broadcast":
+            return tirx.if_then_else(condition.value, select.true_value, select.false_value)
+        zero = tirx.Broadcast(tirx.const(0, "int32"), lanes)
+        condition = tirx.NE(tirx.Cast(f"int32x{lanes}", condition), zero)
+        return tirx.Select(condition, select.true_value, select.false_value)
+
+    @tvm.tirx.transform.prim_func_pass(opt_level=0, name="RepairVectorSelect")  # type: ignore[untyped-decorator]
+    def repair(func: Any, mod: Any, ctx: Any) -> Any:
+        return func.with_body(structural_map(func.body, (tirx.Select, safe)))
+
+    return repair
+
+
 @contextmanager
 def _texture_flatten_repaired() -> Iterator[None]:
     """While the stock pipeline lists its passes, TextureFlatten is followed by the repair."""
@@ -112,7 +152,11 @@ def adreno_tir_pipeline() -> tuple[Any, Callable[[], Any], Callable[[], Any]]:
         with _texture_flatten_repaired():
             return stock(mod)
 
-    return pipeline, compilation_pipeline.finalize_host_passes, compilation_pipeline.finalize_device_passes
+    def device() -> Any:
+        stock_device = compilation_pipeline.finalize_device_passes()
+        return tvm.ir.transform.Sequential([stock_device, repaired_vector_select()])
+
+    return pipeline, compilation_pipeline.finalize_host_passes, device
 
 
 def _has_textures(mod: Any) -> bool:

@@ -18,7 +18,7 @@ from tvm import relax
 
 from fusion_patterns import networks as known
 from fusion_patterns.errors import ModelError
-from fusion_patterns.frontends import bind_symbols, load_model
+from fusion_patterns.frontends import bind_symbols, import_exported, load_model
 from fusion_patterns.frontends_onnx import import_model
 from fusion_patterns.lower.normalise import normalise
 
@@ -152,6 +152,12 @@ def test_the_given_onnx_model_is_not_changed() -> None:
     before = model.SerializeToString()
     import_model(model, {"x": (2, 4)})
     assert model.SerializeToString() == before
+
+
+@pytest.mark.parametrize("name", ["gpu_0/data_0", "input:0", "x.1", "1"])
+def test_inputs_keep_the_names_of_the_file(name: str) -> None:
+    mod = agrees(graph([node("Relu", name, "y")], {name: [2, 4]}), {name: (2, 4)})
+    assert [param.name for param in mod["main"].params] == [name]
 
 
 def test_dropout_and_sum_are_plain() -> None:
@@ -290,6 +296,21 @@ def test_torch_export(tmp_path: Path) -> None:
     )
     name = str(load_model(open_batch)["main"].params[0].name)
     assert shape_of(load_model(open_batch, {name: (4, 3, 8, 8)})) == "[4, 3, 8, 8]"
+
+
+def test_integer_divisors_of_floats() -> None:
+    torch = pytest.importorskip("torch")
+
+    class Halves(torch.nn.Module):  # type: ignore[name-defined,misc]
+        def forward(self, x: Any) -> Any:
+            return torch.div(x, 2, rounding_mode="floor")
+
+    example = torch.randn(3, 4)
+    program = torch.export.export(Halves(), (example,))
+    before = str(program.graph)
+    (out,) = run_on_cpu(import_exported(program), [example.numpy()])
+    np.testing.assert_array_equal(out, torch.floor(example / 2).numpy())
+    assert str(program.graph) == before
 
 
 def test_private_functions_stay_general(put: Any) -> None:

@@ -395,7 +395,7 @@ def test_every_fold_gives_what_tvm_computes() -> None:
         a: Any, b: Any, bools: Any, special: Any, half: Any, bytes_: Any
     ) -> dict[str, list[relax.Expr]]:
         unary = {n: [getattr(op, n)(a)] for n in ("abs", "negative", "sqrt", "rsqrt", "exp", "log", "tanh")}
-        unary |= {n: [getattr(op, n)(a)] for n in ("sigmoid", "square", "floor", "ceil")}
+        unary |= {n: [getattr(op, n)(a)] for n in ("sigmoid", "square", "floor", "ceil", "sin", "cos")}
         names = ("add", "subtract", "multiply", "divide", "power", "maximum", "minimum", "equal", "not_equal")
         binary = {
             n: [getattr(op, n)(a, b)] for n in (*names, "less", "less_equal", "greater", "greater_equal")
@@ -413,6 +413,10 @@ def test_every_fold_gives_what_tvm_computes() -> None:
             "where": [op.where(bools, a, relax.const(1.0))],
             "nn.relu": [nn.relu(special)],
             "nn.instance_norm": [nn.instance_norm(a, const(3, seed=1), const(3, seed=2), 0, [2])],
+            "arange": [op.arange(1, 7, 2, "float32"), op.arange(3, dtype="int64")],
+            "cumsum": [op.cumsum(a, 2), op.cumsum(bools, 1, "float32")],
+            "floor_divide": [op.floor_divide(a, b)],
+            "bitwise_not": [op.bitwise_not(bools)],
             "astype": [op.astype(a, "int32"), op.astype(half, "float32"), op.astype(bools, "float32")],
             "broadcast_to": [op.broadcast_to(a, (3, 2, 4))],
             "concat": [op.concat([a, a], 1)],

@@ -41,7 +41,7 @@ def fold_constants(at: Rewriter, expr: relax.Expr) -> relax.Expr | None:
     types = expr.ty.fields if isinstance(expr.ty, relax.TupleType) else [expr.ty]
     if len(fields) != len(types) or not all(map(_has_type, fields, types)):
         return None
-    constants = [constant_of(np.array(field, order="C")) for field in fields]
+    constants = [constant_of(field) for field in fields]
     return RelaxTuple(constants) if isinstance(result, list) else constants[0]
 
 
@@ -145,6 +145,17 @@ def _take(attrs: Any, args: Sequence[Any]) -> Array:
     return np.asarray(np.take(data, indices, axis=axis))
 
 
+def _arange(attrs: Any, args: Sequence[Any]) -> Array:
+    return np.arange(*args).astype(str(attrs.dtype))
+
+
+def _cumsum(attrs: Any, args: Sequence[Any]) -> Array:
+    if attrs.exclusive:
+        raise NotImplementedError
+    dtype = str(attrs.dtype) if attrs.dtype not in (None, "", "void") else args[0].dtype
+    return np.cumsum(args[0], None if attrs.axis is None else int(attrs.axis), dtype=dtype)
+
+
 def _astype(attrs: Any, args: Sequence[Any]) -> Array:
     to = np.dtype(str(attrs.dtype))
     if args[0].dtype.kind == "f" and to.kind in "iu" and not np.all(np.isfinite(args[0])):
@@ -187,10 +198,23 @@ def _axes(axes: Any) -> tuple[int, ...] | None:
 _ALIKE = (
     *("add", "subtract", "multiply", "abs", "negative", "where"),
     *("equal", "not_equal", "less", "less_equal", "greater", "greater_equal"),
-    *("logical_and", "logical_or", "logical_not"),
+    *("logical_and", "logical_or", "logical_not", "bitwise_not"),
 )
 _ALIKE_ON_FLOATS = (
-    *("divide", "power", "sqrt", "exp", "log", "tanh", "square", "floor", "ceil"),
+    *(
+        "divide",
+        "floor_divide",
+        "power",
+        "sqrt",
+        "exp",
+        "log",
+        "tanh",
+        "sin",
+        "cos",
+        "square",
+        "floor",
+        "ceil",
+    ),
     *("isnan", "isinf", "isfinite"),
 )
 
@@ -208,9 +232,11 @@ FOLDS: dict[str, Fold] = {
     "max": _reduction(np.max),
     "min": _reduction(np.min),
     "prod": _reduction(np.prod),
+    "arange": _arange,
     "astype": _astype,
     "broadcast_to": lambda attrs, args: np.broadcast_to(args[0], args[1]),
     "concat": lambda attrs, args: np.concatenate(args[0], None if attrs.axis is None else int(attrs.axis)),
+    "cumsum": _cumsum,
     "dequantize": _dequantize,
     "expand_dims": lambda attrs, args: np.expand_dims(args[0], _axes(attrs.axis) or ()),
     "full": lambda attrs, args: np.full(args[0], args[1], dtype=str(attrs.dtype or args[1].dtype)),

@@ -107,8 +107,7 @@ def _lower(name: str, func: Any, target: Any) -> LoweredFunc:
 
 def _codegen(gv: Any, kernel: Any, target: Any) -> str:
     build = importlib.import_module("tvm.tirx.build")
-    compilation = importlib.import_module("tvm.tirx.compilation_pipeline")
-    device = compilation.finalize_device_passes()(tvm.IRModule({gv: kernel}))
+    device = tvm_compat.adreno_tir_pipeline()[2]()(tvm.IRModule({gv: kernel}))
     source = str(build.codegen_build(device, target).inspect_source())
     return "".join(
         line for line in source.splitlines(keepends=True) if not line.startswith("// Function:")

@@ -9,6 +9,7 @@ packed operand itself. Where the result's layout is not the computed one (conver
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,10 +17,12 @@ import tvm
 from tvm import relax, te, tirx
 
 from ..place.layouts import DATA, PLAIN
-from ..place.needs import NotPacked, op_name, static_shape
+from ..place.needs import NotPacked, op_name, static_shape, tensor_args
 from ..place.rewrite import LAYOUTS_ATTR, RESULT
 from . import packed
+from .convolution import conv2d, conv2d_transpose
 from .packed import Packed
+from .pooling import global_pool, pool2d
 from .scalars import scalar_expression
 
 __all__ = ["legalize_composites"]
@@ -88,20 +91,24 @@ class _Legalizer:
             shape = static_shape(var)
             assert shape is not None
             return replace(value, shape=shape)
-        tensors = [arg for arg in call.args if isinstance(getattr(arg, "ty", None), relax.TensorType)]
         shape = static_shape(var)
         assert shape is not None
-        return self._compute(op, call, [self.values[arg] for arg in tensors], shape, str(var.ty.dtype), var)
+        return self._compute(op, call, [self.values[arg] for arg in tensor_args(call)], shape, var)
 
-    def _compute(
-        self, op: str, call: Any, values: list[_Value], shape: tuple[int, ...], dtype: str, var: Any
-    ) -> _Value:
+    def _compute(self, op: str, call: Any, values: list[_Value], shape: tuple[int, ...], var: Any) -> _Value:
+        """One op on packed operands."""
+        dtype = str(var.ty.dtype)
+        emit = _EMITTERS.get(op)
+        if emit is not None:
+            # zero weights do not hide what stands in lanes beyond the last channel: 0 * inf is not 0
+            values = [self._masked(value) for value in values]
+
         def tensor(*operands: Packed) -> te.Tensor:
-            if op == "relax.nn.conv2d":
-                return packed.conv2d(operands[0], operands[1], call.attrs, dtype)
+            if emit is not None:
+                return emit(list(operands), call, shape, dtype)
             expression = scalar_expression(call)
             if expression is None:
-                raise NotPacked(f"no packed kernel for {op}", var.name)
+                raise NotPacked(f"no packed kernel for {op}", str(var.name))
             return packed.elementwise(expression, list(operands), shape, op.rsplit(".", 1)[-1])
 
         return self._emit(tensor, values, DATA, shape, dtype, masked=False)
@@ -116,13 +123,18 @@ class _Legalizer:
             return self._emit(
                 lambda v: packed.pack(v, wanted), [value], wanted, value.shape, dtype, masked=True
             )
-        if not value.masked and value.layout == DATA and value.shape[1] % packed.LANES:
-            return self._emit(
-                lambda v: packed.mask(v, value.shape[1]), [value], DATA, value.shape, dtype, masked=True
-            )
+        value = self._masked(value)
         if value.var in self.params:
             return self._emit(packed.copy, [value], value.layout, value.shape, dtype, masked=True)
         return value
+
+    def _masked(self, value: _Value) -> _Value:
+        """The value with zero in the lanes beyond its last channel."""
+        channels = value.shape[1] if value.layout == DATA else 0
+        if value.masked or not channels % packed.LANES:
+            return value
+        dtype = str(value.var.ty.dtype)
+        return self._emit(lambda v: packed.mask(v, channels), [value], DATA, value.shape, dtype, masked=True)
 
     def _into_scope(self, call: Any, out: Any) -> Any:
         """The last ``call_tir``, writing into the scope of the composite's result."""
@@ -164,6 +176,25 @@ class _Legalizer:
         var = relax.DataflowVar(f"lv{len(self.bindings)}", ty)
         self.bindings.append(relax.VarBinding(var, call))
         return _Value(var, name, shape, masked)
+
+
+_Emitter = Callable[[list[Packed], Any, tuple[int, ...], str], te.Tensor]
+
+_EMITTERS: dict[str, _Emitter] = {
+    "relax.nn.conv2d": lambda x, call, shape, dtype: conv2d(x[0], x[1], call.attrs, dtype),
+    "relax.nn.conv2d_transpose": lambda x, call, shape, dtype: conv2d_transpose(
+        x[0], x[1], call.attrs, (shape[2], shape[3]), dtype
+    ),
+    "relax.nn.max_pool2d": lambda x, call, shape, dtype: pool2d(x[0], call.attrs, (shape[2], shape[3]), "max"),
+    "relax.nn.avg_pool2d": lambda x, call, shape, dtype: pool2d(x[0], call.attrs, (shape[2], shape[3]), "avg"),
+    "relax.nn.adaptive_avg_pool2d": lambda x, call, shape, dtype: global_pool(x[0]),
+    "relax.mean": lambda x, call, shape, dtype: global_pool(x[0]),
+    "relax.concat": lambda x, call, shape, dtype: packed.concat(x),
+    "relax.image.resize2d": lambda x, call, shape, dtype: packed.resize2d(
+        x[0], call.attrs, (shape[2], shape[3])
+    ),
+}
+"""How an anchor's packed form is computed: (operands, call, the result's source shape, its dtype) -> TE tensor."""
 
 
 def scope_of(expr: Any) -> str:

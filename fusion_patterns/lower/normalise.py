@@ -15,7 +15,7 @@ Each function of the module goes into dataflow blocks, and then through these re
     dropout(x)[0]                        -> x
     op(constants)                        -> constant                                 (:mod:`.fold`)
     (a, b)[0]                            -> a
-    reshape, astype, broadcast_to, permute_dims, strided_slice that change nothing -> their input
+    reshape, astype, broadcast_to, permute_dims that change nothing -> their input
 
 Then dead values go. What is not touched: functions that are already somebody's composite, batch norm in
 training form, parameters and results, and the meaning: numbers stay within the rounding of float32.
@@ -44,7 +44,7 @@ from fusion_patterns.lower.rewrite import Rewriter, Rule, is_composite, op_name
 def normalise(mod: tvm.IRModule) -> tvm.IRModule:
     """*mod* in inference form: the same functions, parameters and results. *mod* itself is not changed."""
     out = relax.transform.ConvertToDataflow(min_size=1)(mod.clone())
-    for gv, func in out.functions.items():
+    for gv, func in list(out.functions.items()):
         if isinstance(func, relax.Function) and not is_composite(func):
             out.update_func(gv, Rewriter(out, _RULES).function(func))
     passes = [relax.transform.CanonicalizeBindings(), relax.transform.DeadCodeElimination(_roots(mod))]

@@ -11,11 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tvm import te, tirx
+from tvm import te, tirx, topi
 
-from ..place.layouts import CHANNEL_VECTOR, DATA, DEPTHWISE, WEIGHT, layout
+from ..place.layouts import CHANNEL_VECTOR, DATA, layout
 
-__all__ = ["Packed", "conv2d", "copy", "elementwise", "mask", "pack", "unpack"]
+__all__ = ["LANES", "Packed", "blocks", "concat", "copy", "elementwise", "mask", "pack", "resize2d", "unpack"]
 
 LANES = 4
 
@@ -58,104 +58,6 @@ class Packed:
 def blocks(channels: int) -> int:
     """Number of blocks of four that hold so many channels."""
     return -(-channels // LANES)
-
-
-def conv2d(data: Packed, weight: Packed, attrs: Any, out_dtype: str) -> te.Tensor:
-    """2-D convolution in packed layout; float16 accumulates in float32.
-
-    ``data`` (N, I/4, H, W, 4); ``weight`` (O/4, I/groups/4, KH, KW, 4i, 4o), for depthwise (C/4, 1, KH, KW, 4), or plain
-    OIHW where 4 does not divide the groups. ``attrs`` are those of ``relax.nn.conv2d``.
-    """
-    n, in_channels, _, _ = data.shape
-    out_channels, group_in, kh, kw = weight.shape
-    stride, dilation = [int(s) for s in attrs.strides], [int(d) for d in attrs.dilation]
-    groups = int(attrs.groups)
-    top, left, bottom, right = padding_of(attrs)
-    height = (data.shape[2] + top + bottom - dilation[0] * (kh - 1) - 1) // stride[0] + 1
-    width = (data.shape[3] + left + right - dilation[1] * (kw - 1) - 1) // stride[1] + 1
-    padded = zero_pad(data, (top, left, bottom, right))
-    ky, kx = te.reduce_axis((0, kh), "ky"), te.reduce_axis((0, kw), "kx")
-    shape = (n, blocks(out_channels), height, width, LANES)
-
-    def wide(value: Any) -> Any:
-        return value.astype("float32") if out_dtype == "float16" else value
-
-    def row(y: Any) -> Any:
-        return y * stride[0] + ky * dilation[0]
-
-    def column(x: Any) -> Any:
-        return x * stride[1] + kx * dilation[1]
-
-    if weight.layout == DEPTHWISE:
-
-        def depthwise(b: Any, o: Any, y: Any, x: Any, lane: Any) -> Any:
-            product = wide(padded[b, o, row(y), column(x), lane]) * wide(weight.tensor[o, 0, ky, kx, lane])
-            return te.sum(product, axis=[ky, kx])
-
-        result = te.compute(shape, depthwise, name="conv2d_depthwise")
-    elif weight.layout == WEIGHT:
-        io = te.reduce_axis((0, blocks(group_in)), "io")
-        ii = te.reduce_axis((0, LANES), "ii")
-        per_group = out_channels // groups // LANES if groups > 1 else 1
-
-        def packed(b: Any, o: Any, y: Any, x: Any, lane: Any) -> Any:
-            block = (o // per_group) * (group_in // LANES) + io if groups > 1 else io
-            product = wide(padded[b, block, row(y), column(x), ii]) * wide(
-                weight.tensor[o, io, ky, kx, ii, lane]
-            )
-            return te.sum(product, axis=[io, ky, kx, ii])
-
-        result = te.compute(shape, packed, name="conv2d_packed")
-    else:
-        i = te.reduce_axis((0, group_in), "i")
-        per_group = out_channels // groups
-
-        def gathered(b: Any, o: Any, y: Any, x: Any, lane: Any) -> Any:
-            out = tirx.min(o * LANES + lane, tirx.const(out_channels - 1, "int32"))
-            source = (out // per_group) * group_in + i
-            product = wide(padded[b, source // LANES, row(y), column(x), source % LANES]) * wide(
-                weight.tensor[out, i, ky, kx]
-            )
-            return te.sum(product, axis=[i, ky, kx])
-
-        result = te.compute(shape, gathered, name="conv2d_gathered")
-    if out_dtype != "float16":
-        return result
-    return te.compute(shape, lambda *i: result[i].astype(out_dtype), name="narrow")
-
-
-def padding_of(attrs: Any) -> tuple[int, int, int, int]:
-    """(top, left, bottom, right) from Relax's one, two or four numbers."""
-    pads = [int(p) for p in attrs.padding]
-    if len(pads) == 1:
-        pads *= 4
-    elif len(pads) == 2:
-        pads = [pads[0], pads[1], pads[0], pads[1]]
-    return pads[0], pads[1], pads[2], pads[3]
-
-
-def zero_pad(data: Packed, pads: tuple[int, int, int, int], value: float = 0.0) -> te.Tensor:
-    """The data with a border of ``value`` (top, left, bottom, right); the tensor itself if there is none."""
-    if not any(pads):
-        return data.tensor
-    top, left, bottom, right = pads
-    n, c, h, w, _ = (int(d) for d in data.tensor.shape)
-    border = tirx.const(value, data.dtype)
-
-    def padded(b: Any, k: Any, y: Any, x: Any, lane: Any) -> Any:
-        inside = [
-            condition
-            for wanted, condition in (
-                (top, y >= top),
-                (bottom, y < h + top),
-                (left, x >= left),
-                (right, x < w + left),
-            )
-            if wanted
-        ]
-        return tirx.if_then_else(tirx.all(*inside), data.tensor[b, k, y - top, x - left, lane], border)
-
-    return te.compute((n, c, h + top + bottom, w + left + right, LANES), padded, name="pad")
 
 
 def mask(value: Packed, channels: int) -> te.Tensor:
@@ -232,3 +134,32 @@ def elementwise(
         return expression(*(operand.at(b, c, y, x, lane, channels) for operand in operands))
 
     return te.compute((n, blocks(channels), height, width, LANES), compute, name=name)
+
+
+def concat(parts: list[Packed]) -> te.Tensor:
+    """Tensors one after the other along the channels; 4 divides the channels of all but the last."""
+    first = parts[0].shape
+    counts = [blocks(part.shape[1]) for part in parts]
+
+    def compute(n: Any, c: Any, y: Any, x: Any, lane: Any) -> Any:
+        start = sum(counts[:-1])
+        value = parts[-1].tensor[n, c - start, y, x, lane]
+        for part, count in zip(reversed(parts[:-1]), reversed(counts[:-1]), strict=True):
+            end, start = start, start - count
+            value = tirx.if_then_else(c < end, part.tensor[n, c - start, y, x, lane], value)
+        return value
+
+    return te.compute((first[0], sum(counts), first[2], first[3], LANES), compute, name="concat")
+
+
+def resize2d(data: Packed, attrs: Any, size: tuple[int, int]) -> te.Tensor:
+    """Resize to ``size`` (H, W): nearest neighbour or linear, by TOPI's formulas, which know this layout."""
+    return topi.image.resize2d(
+        data.tensor,
+        roi=[float(r) for r in attrs.roi],
+        size=list(size),
+        layout="NCHW4c",
+        method=str(attrs.method),
+        coordinate_transformation_mode=str(attrs.coordinate_transformation_mode),
+        rounding_method=str(attrs.rounding_method),
+    )

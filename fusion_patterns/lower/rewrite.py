@@ -61,11 +61,16 @@ class Rewriter:
         return value if alone and op_name(value) in ops else None
 
     def constant(self, expr: relax.Expr) -> Array | None:
-        """The value of a constant tensor, or None. Not to be written to."""
+        """The value of a constant tensor, which can't be written to, or None."""
         if not isinstance(expr, GenericConst) or not isinstance(expr.ty, relax.TensorType):
             return None
         if expr not in self._arrays:
-            self._arrays[expr] = expr.value.numpy()
+            try:
+                array = np.from_dlpack(expr.value)  # the constant's own memory: weights are large
+            except (BufferError, RuntimeError, TypeError):
+                array = expr.value.numpy()  # a dtype that DLPack or NumPy doesn't know
+            array.flags.writeable = False
+            self._arrays[expr] = array
         return self._arrays[expr]
 
     def emit(self, expr: relax.Expr) -> relax.Expr:
@@ -188,7 +193,7 @@ def is_composite(func: relax.Function) -> bool:
 
 def constant_of(array: Array) -> GenericConst:
     """*array* as a constant of its own dtype, which ``relax.const`` alone would narrow to 32 bits."""
-    return relax.const(array, str(array.dtype))
+    return relax.const(np.asarray(array, order="C"), str(array.dtype))
 
 
 def static_shape(expr: relax.Expr) -> tuple[int, ...] | None:

@@ -74,8 +74,13 @@ class _Kernel:
         shape = tuple(int(d) for d in sch.get(last).writes[0].source.ty.shape)
         if len(shape) != 5:
             return self._plain_result(last)
+        names = [str(sch.get(block).name_hint) for block in self.reductions]
         tile = self.tile or choose_tile(
-            shape, reduces=bool(self.reductions), max_threads=self.max_threads
+            shape,
+            reduces=any(name.startswith("conv2d") for name in names),
+            max_threads=self.max_threads,
+            # neighbours in a transposed convolution start from different rows and columns of the kernel
+            most_columns=1 if any(name.startswith("conv2d_transpose") for name in names) else 8,
         )
         thread = self._tile(last, tile)
         for stage in reversed(stages):
@@ -192,8 +197,9 @@ class _Kernel:
         if name.startswith("conv2d_gathered"):
             self._reduce_gathered(block, pad, spatial, reduce)
             return
-        *outer, ky, kx = reduce[:-1] if name.startswith("conv2d_packed") else reduce
-        inner = reduce[-1:] if name.startswith("conv2d_packed") else []
+        by_lane = name.startswith(("conv2d_packed", "conv2d_transpose"))
+        *outer, ky, kx = reduce[:-1] if by_lane else reduce
+        inner = reduce[-1:] if by_lane else []
         sch.reorder(*outer, ky, kx, *tile, *inner, lane)
         row = 1 < int(sch.get(kx).extent) <= MAX_KERNEL_ROW
         data_loop = ky if row else kx
@@ -203,7 +209,9 @@ class _Kernel:
             self._vectorize_tail(pad, data_loop)
         else:
             self._cache(block, 0, data_loop)
-        self._cache(block, 1, kx)
+        if name.startswith(("conv2d_packed", "conv2d_depthwise")):
+            # a transposed convolution guards its weights: read in place, they are vectors as well
+            self._cache(block, 1, kx)
         if row:
             sch.unroll(kx)
         for loop in (*tile, *inner):

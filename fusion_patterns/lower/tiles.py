@@ -28,7 +28,12 @@ def divisor(number: int, limit: int) -> int:
 
 
 def choose_tile(
-    shape: tuple[int, ...], *, reduces: bool, max_threads: int, wanted_threads: int = 8192
+    shape: tuple[int, ...],
+    *,
+    reduces: bool,
+    max_threads: int,
+    most_columns: int = 8,
+    wanted_threads: int = 8192,
 ) -> Tile:
     """The tile for a packed result of ``shape`` (N, C/4, H, W, 4).
 
@@ -38,7 +43,7 @@ def choose_tile(
     batch, blocks, rows, columns = shape[:4]
     across, along = (1, 1)
     if reduces:
-        options = [(b, divisor(columns, c)) for b in (2, 1) for c in (8, 4, 2, 1) if blocks % b == 0]
+        options = [(b, divisor(columns, c)) for b in (2, 1) for c in (8, 4, 2, 1) if blocks % b == 0 and c <= most_columns]
         options = sorted(set(options), key=lambda o: (-min(o[0] * o[1], 8), o[1]))
         total = batch * blocks * rows * columns
         fitting = [o for o in options if total // (o[0] * o[1]) >= wanted_threads]

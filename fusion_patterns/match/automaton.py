@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import permutations
 
-from fusion_patterns.match.predicates import Test
+from fusion_patterns.match.predicates import SameTensor, Test
 from fusion_patterns.match.program import (
     Accept,
     Assign,
@@ -62,13 +62,15 @@ Question = User | Producer
 Sources = tuple[int, ...]
 
 _MOST_PERMUTED = 3
+"""Elementwise kernels with at most so many operands may have their named ones anywhere."""
+_SAME = SameTensor()
 
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """A test of what its subjects refer to; without a test: both refer to one tensor."""
+    """A test of what its subjects refer to."""
 
-    test: Test | None
+    test: Test | SameTensor
     subjects: tuple[Ref, ...]
 
 
@@ -306,7 +308,7 @@ def _bind_operands(
         elif ref is None:
             registers[register] = (slot, position)
         else:
-            conditions.append(Condition(None, (ref, (slot, position))))
+            conditions.append(Condition(_SAME, (ref, (slot, position))))
     return registers, tuple(conditions)
 
 
@@ -378,7 +380,7 @@ class _Closure:
             return env, 0
         if isinstance(left, int) or isinstance(right, int):
             return None
-        return env, self.bits((Condition(None, (left, right)),))
+        return env, self.bits((Condition(_SAME, (left, right)),))
 
     def check(self, at: Check, env: Env) -> tuple[Env, int]:
         subjects = []

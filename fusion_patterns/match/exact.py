@@ -45,18 +45,11 @@ def word_of(graph: Graph, members: Sequence[int]) -> Word:
         if value.op == ELEMENTWISE:
             word.append(f"call_tir:{value.call.args[0].name_hint}(({', '.join(names)}))")
         else:
-            word.append(f"{value.op}({_arguments(graph, value.call.args, iter(names), len(names))})")
+            if not value.is_plain:
+                left = iter(names)
+                names = [_argument(graph, argument, left) for argument in value.call.args]
+            word.append(f"{value.op}({', '.join(names)})")
     return tuple(word)
-
-
-def _arguments(graph: Graph, arguments: Any, names: Any, count: int) -> str:
-    """Returns the arguments of a call in words; only calls with tuples or numbers need a closer look."""
-    if len(arguments) == count:
-        whole = list(names)
-        if len(whole) == count and not any(isinstance(item, relax.Tuple) for item in arguments):
-            return ", ".join(whole)
-        names = iter(whole)
-    return ", ".join(_argument(graph, argument, names) for argument in arguments)
 
 
 def _argument(graph: Graph, argument: Any, names: Any) -> str:
@@ -95,6 +88,8 @@ def disagreement(graph: Graph, members: Sequence[int], word: Word) -> str:
 
 def missing_symbol(graph: Graph, members: Sequence[int]) -> str:
     """Returns which symbolic dimension a composite could not know, or "" if its inputs tell it all."""
+    if not graph.has_symbols:
+        return ""
     inside = set(members)
     needed: dict[int, str] = {}
     defined: set[int] = set()

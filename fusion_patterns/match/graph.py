@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
+from operator import is_
 from typing import Any
 
 from tvm import relax, tirx
@@ -35,18 +36,18 @@ class Region:
     is_dataflow: bool
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True, eq=False)
 class Tensor:
     """What is known of a tensor at compile time: ``shape`` holds None for a dimension that is no number."""
 
     dtype: str
     rank: int | None
     shape: tuple[int | None, ...] | None
+    is_static: bool = field(init=False)
+    """whether every dimension is a number"""
 
-    @property
-    def is_static(self) -> bool:
-        """Whether every dimension is a number."""
-        return self.shape is not None and None not in self.shape
+    def __post_init__(self) -> None:
+        self.is_static = self.shape is not None and None not in self.shape
 
     @property
     def bytes(self) -> int:
@@ -82,6 +83,10 @@ class Value:
     exits: list[str] = field(default_factory=list)
     obstacle: str = ""
     """Why no row can take this call although its operator may stand in one."""
+    is_plain: bool = False
+    """Whether the arguments are the operands and nothing else."""
+    size: int = -1
+    """Bytes of the result; -1 if not looked at yet."""
 
     @property
     def name(self) -> str:
@@ -116,6 +121,11 @@ class Graph:
         """What each variable is bound to, as TVM's own matcher wants it."""
         return relax.analysis.get_var2val(self.func)
 
+    @cached_property
+    def has_symbols(self) -> bool:
+        """Whether any dimension in the function is a symbol."""
+        return bool(relax.analysis.defined_symbolic_vars(self.func))
+
     def tensor(self, expr: relax.Expr) -> Tensor:
         """Returns what is known of the tensor that ``expr`` (a variable or a constant) holds."""
         key = expr.__chandle__()
@@ -123,6 +133,12 @@ class Graph:
         if found is None:
             found = self._tensors[key] = _tensor(expr.ty)
         return found
+
+    def bytes_of(self, value: Value) -> int:
+        """Returns the least size that a value's tensor can have."""
+        if value.size < 0:
+            value.size = self.tensor(value.var).bytes
+        return value.size
 
     def value_of(self, expr: relax.Expr) -> Value | None:
         """Returns the binding that computes ``expr``, or None for parameters and constants."""
@@ -209,10 +225,10 @@ class _Reader:
         return self.graph
 
     def _sequence(self, sequence: relax.SeqExpr, result: str) -> None:
-        for block in sequence.blocks:
+        for block in sequence.blocks[:]:
             region = Region(self.regions, isinstance(block, relax.DataflowBlock))
             self.regions += 1
-            for binding in block.bindings:
+            for binding in block.bindings[:]:
                 self._binding(binding, region)
         for key in self._variables(sequence.body):
             if key in self.graph.producers:
@@ -242,13 +258,13 @@ class _Reader:
 
     def _call(self, value: Value, call: relax.Call) -> None:
         name = self._name_of(call.op)
-        arguments = call.args
+        arguments = call.args[:]
         if name == "call_tir" and len(arguments) == 2:
             kernel = str(arguments[0].name_hint)
             if self.is_elementwise_kernel(kernel):
                 value.op = ELEMENTWISE
             value.what = f"call_tir of {kernel}"
-            arguments = (arguments[1],)
+            arguments = [arguments[1]]
         elif name:
             value.op = value.what = name
         else:
@@ -259,6 +275,7 @@ class _Reader:
         for argument in arguments:
             self._operand(value, argument, operands)
         value.operands = tuple(operands)
+        value.is_plain = len(operands) == len(arguments) and all(map(is_, operands, arguments))
         keys, sources = [], []
         for operand in operands:
             key = operand.__chandle__()
@@ -292,7 +309,7 @@ class _Reader:
         whole = self.graph.tuple_of(argument)
         if whole is not None:
             # Where a variable is bound to the tuple, that stays a binding, and a user of the items.
-            for item in whole.fields:
+            for item in whole.fields[:]:
                 self._operand(value, item, operands)
         elif self.graph.is_operand(argument):
             operands.append(argument)
@@ -354,13 +371,14 @@ _KINDS = {relax.TupleType: "a tuple", relax.ShapeType: "a shape", relax.FuncType
 def _tensor(ty: Any) -> Tensor:
     if not isinstance(ty, relax.TensorType):
         return Tensor("", None, None)
-    dtype = "" if ty.dtype is None else str(ty.dtype)
-    rank = None if ty.ndim < 0 else int(ty.ndim)
+    dtype = "" if ty.dtype is None else str(ty.dtype.dtype)
     values = getattr(ty.shape, "values", None)
     if values is None:
+        rank = None if ty.ndim < 0 else int(ty.ndim)
         return Tensor(dtype, rank, None if rank is None else (None,) * rank)
-    shape = (int(extent.value) if isinstance(extent, tirx.IntImm) else None for extent in values)
-    return Tensor(dtype, len(values), tuple(shape))
+    # A slice of a TVM array is read faster than the array is iterated over.
+    shape = tuple([extent.value if type(extent) is tirx.IntImm else None for extent in values[:]])
+    return Tensor(dtype, len(shape), shape)
 
 
 def _itemsize(dtype: str) -> int:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import tvm_ffi
@@ -16,10 +15,10 @@ from tvm import tirx
 
 from fusion_patterns.match.graph import Graph, Operand, Tensor, Value
 from fusion_patterns.table import expr
-from fusion_patterns.table.model import Broadcast, Predicate
+from fusion_patterns.table.model import Broadcast, Origin, Predicate
 from fusion_patterns.table.ops import OPS
 
-__all__ = ["Failure", "Subject", "Test", "broadcast_forms", "layout_of"]
+__all__ = ["Failure", "SameTensor", "Subject", "Test", "broadcast_forms", "layout_of"]
 
 Subject = Value | Operand
 """An operator, or an operand of one (the number of the value that takes it, and the position)."""
@@ -29,64 +28,25 @@ _FARTHEST = 64
 """How many elementwise operators a layout is followed through."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Failure:
-    """A condition that does not hold: the value it is about, and why."""
+    """A condition that does not hold: what it is about, and why. Both are put into words when read."""
 
-    culprit: str
-    text: str
+    about: _Described
+    say: Callable[[], str]
 
+    @property
+    def culprit(self) -> str:
+        """The IR value's name."""
+        return self.about.value
 
-@dataclass(eq=False)
-class Test:
-    """A predicate made ready to be asked often; ``names`` are its subjects' names in the row, in order."""
-
-    predicate: Predicate
-    names: tuple[str, ...]
-
-    def failure(self, graph: Graph, subjects: Sequence[Subject]) -> Failure | None:
-        """Returns why the condition does not hold, or None if it does."""
-        if self._expression is not None:
-            return self._arithmetic(graph, subjects)
-        for check in self._checks:
-            failure = check(self.predicate, graph, self.names[0], subjects[0])
-            if failure is not None:
-                return failure
-        return None
-
-    @cached_property
-    def _expression(self) -> expr.Expression | None:
-        return None if self.predicate.that is None else expr.parse(self.predicate.that)
-
-    @cached_property
-    def _checks(self) -> tuple[_Check, ...]:
-        asked = (field for field in _CHECKS if getattr(self.predicate, field) is not None)
-        return tuple(_CHECKS[field] for field in asked)
-
-    def _arithmetic(self, graph: Graph, subjects: Sequence[Subject]) -> Failure | None:
-        assert self._expression is not None
-        named = dict(zip(self.names, subjects, strict=True))
-        found: dict[str, Any] = {}
-
-        def lookup(name: str, field: str) -> Any:
-            value = found[f"{name}.{field}"] = _field(graph, named[name], field)
-            return value
-
-        first = _Described(graph, self.names[0], subjects[0])
-        try:
-            if self._expression.evaluate(lookup):
-                return None
-        except (expr.UndecidableError, _UnknownError) as unknown:
-            return Failure(first.value, f"`{self._expression.text}` can't be decided: {unknown}")
-        values = ", ".join(f"{name} = {_say(value)}" for name, value in found.items())
-        return Failure(first.value, f"`{self._expression.text}` does not hold: {values}")
+    @property
+    def text(self) -> str:
+        """A sentence."""
+        return self.say()
 
 
-class _UnknownError(Exception):
-    """A value is not known at compile time."""
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class _Described:
     """A subject in words."""
 
@@ -106,6 +66,78 @@ class _Described:
             return str(self.subject)
         taker = self.graph.values[self.subject[0]]
         return f"`{self.value}` ({self.name} of `{taker.name}`)"
+
+
+class SameTensor:
+    """The condition that two operands with one name in the row are one tensor."""
+
+    origin = Origin()
+
+    def failure(self, graph: Graph, subjects: Sequence[Subject]) -> Failure | None:
+        """Returns why the condition does not hold, or None if it does."""
+        first, second = (_key_of(graph, subject) for subject in subjects)
+        if first == second:
+            return None
+        about, other = (_Described(graph, "operand", subject) for subject in subjects)
+        return Failure(about, lambda: f"{about} and {other} have one name in the row but are two tensors")
+
+
+def _key_of(graph: Graph, subject: Subject) -> int:
+    if isinstance(subject, Value):
+        return int(subject.var.__chandle__())
+    return graph.values[subject[0]].keys[subject[1]]
+
+
+class _UnknownError(Exception):
+    """A value is not known at compile time."""
+
+
+class Test:
+    """A predicate made ready to be asked often; ``names`` are its subjects' names in the row, in order."""
+
+    def __init__(self, predicate: Predicate, names: tuple[str, ...]) -> None:
+        self.predicate = predicate
+        self.names = names
+        self.origin = predicate.origin
+        self._expression = None if predicate.that is None else expr.parse(predicate.that)
+        self._checks = tuple(
+            check for field, check in _CHECKS.items() if getattr(predicate, field) is not None
+        )
+
+    def failure(self, graph: Graph, subjects: Sequence[Subject]) -> Failure | None:
+        """Returns why the condition does not hold, or None if it does."""
+        if self._expression is not None:
+            return self._arithmetic(self._expression, graph, subjects)
+        about = _Described(graph, self.names[0], subjects[0])
+        for check in self._checks:
+            failure = check(self.predicate, about)
+            if failure is not None:
+                return failure
+        return None
+
+    def _arithmetic(
+        self, expression: expr.Expression, graph: Graph, subjects: Sequence[Subject]
+    ) -> Failure | None:
+        named = dict(zip(self.names, subjects, strict=True))
+        found: dict[tuple[str, str], Any] = {}
+
+        def lookup(name: str, field: str) -> Any:
+            value = found[(name, field)] = _field(graph, named[name], field)
+            return value
+
+        about = _Described(graph, self.names[0], subjects[0])
+        try:
+            if expression.evaluate(lookup):
+                return None
+        except (expr.UndecidableError, _UnknownError) as error:
+            reason = str(error)
+            return Failure(about, lambda: f"`{expression.text}` can't be decided: {reason}")
+
+        def say() -> str:
+            values = ", ".join(f"{name}.{field} = {_say(value)}" for (name, field), value in found.items())
+            return f"`{expression.text}` does not hold: {values}"
+
+        return Failure(about, say)
 
 
 def _operand_name(graph: Graph, operand: Operand) -> str:
@@ -165,16 +197,14 @@ def _attribute(value: Value, name: str) -> Any:
 
 
 def _plain(found: Any) -> Any:
-    if found is None or isinstance(found, bool | int | float):
+    if found is None or isinstance(found, bool | int | float | str):
         return found
-    if isinstance(found, str):
-        return str(found)
     if isinstance(found, tirx.IntImm):
         return int(found.value)
     if isinstance(found, tirx.FloatImm):
         return float(found.value)
     if hasattr(found, "__len__") and hasattr(found, "__getitem__"):
-        return tuple(_plain(item) for item in found)
+        return tuple(_plain(item) for item in found[:])
     return str(found)
 
 
@@ -216,109 +246,104 @@ def _layout_of_value(graph: Graph, value: Value) -> str:
 # What a predicate can ask
 
 
-def _check_attribute(predicate: Predicate, graph: Graph, name: str, subject: Subject) -> Failure | None:
-    assert isinstance(subject, Value)
-    assert predicate.attr is not None
-    found = _attribute(subject, predicate.attr)
+def _check_attribute(predicate: Predicate, about: _Described) -> Failure | None:
+    assert isinstance(about.subject, Value)
+    name = predicate.attr
+    assert name is not None
+    found = _attribute(about.subject, name)
     if found is None:
-        return Failure(subject.name, f"{subject} has no attribute {predicate.attr}")
-    return _compare(predicate, found, subject.name, f"{predicate.attr} of {subject}")
+        return Failure(about, lambda: f"{about} has no attribute {name}")
+    return _compare(predicate, found, about, name)
 
 
-def _check_dimension(predicate: Predicate, graph: Graph, name: str, subject: Subject) -> Failure | None:
-    assert predicate.dim is not None
-    said = _Described(graph, name, subject)
+def _check_dimension(predicate: Predicate, about: _Described) -> Failure | None:
+    dim = predicate.dim
+    assert dim is not None
     try:
-        found = _dimension(graph, subject, _tensor_of(graph, subject), predicate.dim)
-    except _UnknownError as unknown:
-        return Failure(said.value, f"{said}: {unknown}")
-    return _compare(predicate, found, said.value, f"dimension {predicate.dim} of {said}")
+        found = _dimension(about.graph, about.subject, _tensor_of(about.graph, about.subject), dim)
+    except _UnknownError as error:
+        reason = str(error)
+        return Failure(about, lambda: f"{about}: {reason}")
+    return _compare(predicate, found, about, f"dimension {dim}")
 
 
-def _compare(predicate: Predicate, found: Any, culprit: str, what: str) -> Failure | None:
-    if predicate.equals is not None and not _same(found, predicate.equals):
-        return Failure(culprit, f"{what} is {_say(found)}, not {_say(predicate.equals)}")
-    if predicate.among is not None and not any(_same(found, allowed) for allowed in predicate.among):
-        return Failure(culprit, f"{what} is {_say(found)}, not {_either(map(_say, predicate.among))}")
-    if predicate.multiple_of is not None and (not _is_number(found) or found % predicate.multiple_of):
-        return Failure(culprit, f"{what} is {_say(found)}, no multiple of {predicate.multiple_of}")
-    if predicate.between is not None:
+def _compare(predicate: Predicate, found: Any, about: _Described, what: str) -> Failure | None:
+    """Compares an attribute or a dimension; 1 and true are one value, as they are in many attributes."""
+    wanted = ""
+    if predicate.equals is not None and found != predicate.equals:
+        wanted = f"not {_say(predicate.equals)}"
+    elif predicate.among is not None and found not in predicate.among:
+        wanted = f"not {_either(map(_say, predicate.among))}"
+    elif predicate.multiple_of is not None and (not _is_number(found) or found % predicate.multiple_of):
+        wanted = f"no multiple of {predicate.multiple_of}"
+    elif predicate.between is not None:
         least, most = predicate.between
         if not _is_number(found) or not least <= found <= most:
-            return Failure(culprit, f"{what} is {_say(found)}, not between {least:g} and {most:g}")
-    return None
-
-
-def _same(found: Any, wanted: Any) -> bool:
-    # 1 and True are one value to Python; a table means what it says, but attributes are often numbers.
-    return bool(found == wanted)
+            wanted = f"not between {least:g} and {most:g}"
+    return Failure(about, lambda: f"{what} of {about} is {_say(found)}, {wanted}") if wanted else None
 
 
 def _is_number(found: Any) -> bool:
     return isinstance(found, int | float)
 
 
-def _check_dtype(predicate: Predicate, graph: Graph, name: str, subject: Subject) -> Failure | None:
-    found = _tensor_of(graph, subject).dtype
-    return _one_of(predicate.dtype, found, "dtype", _Described(graph, name, subject))
+def _check_dtype(predicate: Predicate, about: _Described) -> Failure | None:
+    return _one_of(predicate.dtype, _tensor_of(about.graph, about.subject).dtype, "dtype", about)
 
 
-def _check_layout(predicate: Predicate, graph: Graph, name: str, subject: Subject) -> Failure | None:
-    return _one_of(predicate.layout, layout_of(graph, subject), "layout", _Described(graph, name, subject))
+def _check_layout(predicate: Predicate, about: _Described) -> Failure | None:
+    return _one_of(predicate.layout, layout_of(about.graph, about.subject), "layout", about)
 
 
-def _one_of(allowed: tuple[str, ...] | None, found: str, what: str, said: _Described) -> Failure | None:
+def _one_of(allowed: tuple[str, ...] | None, found: str, what: str, about: _Described) -> Failure | None:
     if allowed is None or found in allowed:
         return None
-    return Failure(said.value, f"{what} of {said} is {found or 'not known'}, not {_either(allowed)}")
+    return Failure(about, lambda: f"{what} of {about} is {found or 'not known'}, not {_either(allowed)}")
 
 
-def _check_rank(predicate: Predicate, graph: Graph, name: str, subject: Subject) -> Failure | None:
-    found = _tensor_of(graph, subject).rank
+def _check_rank(predicate: Predicate, about: _Described) -> Failure | None:
+    found = _tensor_of(about.graph, about.subject).rank
     if found == predicate.rank:
         return None
-    said = _Described(graph, name, subject)
-    return Failure(
-        said.value, f"rank of {said} is {'not known' if found is None else found}, not {predicate.rank}"
-    )
+    said = "not known" if found is None else str(found)
+    return Failure(about, lambda: f"rank of {about} is {said}, not {predicate.rank}")
 
 
-def _check_constant(predicate: Predicate, graph: Graph, name: str, subject: Subject) -> Failure | None:
+def _check_constant(predicate: Predicate, about: _Described) -> Failure | None:
+    graph, subject = about.graph, about.subject
     expression = subject.var if isinstance(subject, Value) else graph.values[subject[0]].operands[subject[1]]
     if graph.is_constant(expression) == predicate.constant:
         return None
-    said = _Described(graph, name, subject)
-    return Failure(said.value, f"{said} is {'no' if predicate.constant else 'a'} constant")
+    return Failure(about, lambda: f"{about} is {'no' if predicate.constant else 'a'} constant")
 
 
-def _check_static(predicate: Predicate, graph: Graph, name: str, subject: Subject) -> Failure | None:
-    tensor = _tensor_of(graph, subject)
+def _check_static(predicate: Predicate, about: _Described) -> Failure | None:
+    tensor = _tensor_of(about.graph, about.subject)
     if tensor.is_static == predicate.static:
         return None
-    said = _Described(graph, name, subject)
     reason = "has a static shape" if tensor.is_static else "has a shape that is not known at compile time"
-    return Failure(said.value, f"{said} {reason}")
+    return Failure(about, lambda: f"{about} {reason}")
 
 
-def _check_uses(predicate: Predicate, graph: Graph, name: str, subject: Subject) -> Failure | None:
+def _check_uses(predicate: Predicate, about: _Described) -> Failure | None:
+    graph, subject = about.graph, about.subject
     if isinstance(subject, Value):
         uses = len(subject.users) + len(subject.exits)
     else:
         uses = graph.uses(graph.values[subject[0]].keys[subject[1]])
     if uses == predicate.uses:
         return None
-    said = _Described(graph, name, subject)
-    return Failure(said.value, f"{said} is used {uses} times, not {predicate.uses}")
+    return Failure(about, lambda: f"{about} is used {uses} times, not {predicate.uses}")
 
 
-def _check_broadcast(predicate: Predicate, graph: Graph, name: str, subject: Subject) -> Failure | None:
-    assert predicate.broadcast is not None
-    forms = {Broadcast.SAME} if isinstance(subject, Value) else broadcast_forms(graph, subject)
-    if forms & set(predicate.broadcast):
+def _check_broadcast(predicate: Predicate, about: _Described) -> Failure | None:
+    allowed, subject = predicate.broadcast, about.subject
+    assert allowed is not None
+    forms = {Broadcast.SAME} if isinstance(subject, Value) else broadcast_forms(about.graph, subject)
+    if not forms.isdisjoint(allowed):
         return None
-    said = _Described(graph, name, subject)
     found = _either(sorted(forms)) if forms else "not known"
-    return Failure(said.value, f"broadcast form of {said} is {found}, not {_either(predicate.broadcast)}")
+    return Failure(about, lambda: f"broadcast form of {about} is {found}, not {_either(allowed)}")
 
 
 def broadcast_forms(graph: Graph, operand: Operand) -> set[Broadcast]:
@@ -328,10 +353,9 @@ def broadcast_forms(graph: Graph, operand: Operand) -> set[Broadcast]:
     whole = graph.tensor(taker.var).shape
     if own is None or whole is None:
         return set()
-    if own == whole and None not in own:
-        forms = {Broadcast.SAME}
-    else:
-        forms = {Broadcast.SAME} if _same_symbols(graph, operand) else set()
+    forms = set()
+    if own == whole and (None not in own or _same_symbols(graph, operand)):
+        forms.add(Broadcast.SAME)
     if all(extent == 1 for extent in own):
         forms.add(Broadcast.SCALAR)
     layout = layout_of(graph, taker)
@@ -368,7 +392,7 @@ def _either(words: Any) -> str:
     return f"{', '.join(first)} or {last}" if first else last
 
 
-_Check = Callable[[Predicate, Graph, str, Subject], Failure | None]
+_Check = Callable[[Predicate, _Described], Failure | None]
 _CHECKS: dict[str, _Check] = {
     "attr": _check_attribute,
     "dim": _check_dimension,

@@ -55,9 +55,8 @@ class _Recorder:
     ) -> None:
         if failed:
             condition, failure = failed[0]
-            test = condition.test
-            origin = None if test is None else test.predicate.origin
-            where = str(origin) if origin is not None and origin.line else str(self.row.origin)
+            origin = condition.test.origin
+            where = str(origin if origin.line else self.row.origin)
             self._note(len(slots), _FAILED, failure.culprit, where, lambda: failure.text)
 
     def entered(self, state: State, slots: Sequence[int], steps: int) -> None:
@@ -205,13 +204,19 @@ class Reasons:
         length = 0 if longest is None else len(longest.slots)
         obstacle = recorder.farthest
         if obstacle is not None and obstacle.progress > max(length, reached):
-            taken_otherwise = (decide.graph.name, decide.anchor.number) in self._winners
-            is_other = obstacle.kind == _MISSING or taken_otherwise
-            skipped = length == 0 and obstacle.progress <= 1 and is_other
+            is_other = length == 0 and obstacle.progress <= 1 and obstacle.kind == _MISSING
+            skipped = is_other or (not reached and self._is_settled(decide, obstacle.progress))
             outcome = Outcome.SKIPPED if skipped else Outcome.DECLINED
             yield decide(outcome, obstacle.progress, obstacle.say, obstacle.culprit, obstacle.where)
         elif longest is not None and length > reached:
             yield self._lost(decide, longest)
+
+    def _is_settled(self, decide: _Decider, progress: int) -> bool:
+        """Whether another match has the anchor, and this row would not have got farther from it."""
+        winner = self._winners.get((decide.graph.name, decide.anchor.number))
+        if winner is None:
+            return False
+        return winner.anchor != decide.anchor.number or progress <= len(winner.slots)
 
     def _lost(self, decide: _Decider, candidate: Candidate) -> Decision:
         """A candidate that is legal and was not taken: TVM refused it, or others took its operators."""

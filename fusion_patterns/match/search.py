@@ -13,9 +13,9 @@ from typing import Protocol
 from fusion_patterns.match.automaton import Acceptance, Arrival, Automaton, Condition, Ref, State
 from fusion_patterns.match.exact import Word, word_of
 from fusion_patterns.match.graph import EXTERNAL, Graph, Value
-from fusion_patterns.match.predicates import Failure, Subject
+from fusion_patterns.match.predicates import Failure
 
-__all__ = ["Candidate", "Escape", "Observer", "Walk", "escape_of", "holds", "way_back"]
+__all__ = ["Candidate", "Escape", "Observer", "Walk", "escape_of", "failure_of", "way_back"]
 
 MAX_STEPS = 5000
 """The most operators that are tried from one anchor."""
@@ -115,12 +115,12 @@ class Walk:
         held = 0
         if self.observer is None:
             for number, condition in enumerate(arrival.conditions):
-                if holds(self.graph, condition, self._slots) is None:
+                if failure_of(self.graph, condition, self._slots) is None:
                     held |= 1 << number
         else:
             failed = []
             for number, condition in enumerate(arrival.conditions):
-                failure = holds(self.graph, condition, self._slots)
+                failure = failure_of(self.graph, condition, self._slots)
                 if failure is None:
                     held |= 1 << number
                 else:
@@ -195,8 +195,7 @@ class Walk:
             value = values[slots[slot]]
             if value.exits or any(user not in members for user in value.users):
                 outputs.append(value.number)
-        inner = members.difference(outputs)
-        saved = sum(self.graph.tensor(values[number].var).bytes for number in inner)
+        saved = sum([self.graph.bytes_of(values[number]) for number in members.difference(outputs)])
         return Candidate(self.graph, acceptance, slots, tuple(outputs), saved)
 
 
@@ -204,31 +203,16 @@ def _wins(left: Acceptance, right: Acceptance) -> bool:
     return (-left.row.priority, left.program) < (-right.row.priority, right.program)
 
 
-def holds(graph: Graph, condition: Condition, slots: Sequence[int]) -> Failure | None:
+def failure_of(graph: Graph, condition: Condition, slots: Sequence[int]) -> Failure | None:
     """Returns why a condition does not hold for the operators at ``slots``, or None if it does."""
-    if condition.test is None:
-        first, second = (_tensor_at(graph, ref, slots) for ref in condition.subjects)
-        if first[0] == second[0]:
-            return None
-        return Failure(
-            first[1], f"`{first[1]}` and `{second[1]}` have one name in the row but are two tensors"
-        )
-    return condition.test.failure(graph, [_subject(graph, ref, slots) for ref in condition.subjects])
-
-
-def _subject(graph: Graph, ref: Ref, slots: Sequence[int]) -> Subject:
-    if isinstance(ref, int):
-        return graph.values[slots[ref]]
-    return slots[ref[0]], ref[1]
-
-
-def _tensor_at(graph: Graph, ref: Ref, slots: Sequence[int]) -> tuple[int, str]:
-    if isinstance(ref, int):
-        var = graph.values[slots[ref]].var
-        return var.__chandle__(), str(var.name)
-    taker = graph.values[slots[ref[0]]]
-    name = getattr(taker.operands[ref[1]], "name", f"a constant of {taker.name}")
-    return taker.keys[ref[1]], str(name)
+    values = graph.values
+    return condition.test.failure(
+        graph,
+        [
+            values[slots[ref]] if isinstance(ref, int) else (slots[ref[0]], ref[1])
+            for ref in condition.subjects
+        ],
+    )
 
 
 def escape_of(
@@ -242,11 +226,11 @@ def escape_of(
     """
     members = set(slots)
     for slot, number in enumerate(slots):
-        if slot == output:
+        if slot == output and not leaves:
             continue
         value = graph.values[number]
         outside = [user for user in value.users if user not in members]
-        if slot in leaves:
+        if slot == output or slot in leaves:
             path = way_back(graph, value, outside, members) if outside else ()
             if path:
                 return Escape(value, path[1], "", path)

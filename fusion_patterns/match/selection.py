@@ -40,23 +40,23 @@ def select(
     chosen: list[Candidate] = []
     saved = bound = groups = largest = 0
     method = "exact"
-    for group in _groups(list(candidates)):
-        best = group
+    for group in _groups(candidates):
         while True:
-            taken, is_exact = _choose(best)
+            contenders = _contenders(group)
+            taken, is_exact = _choose(contenders)
             refused = {id(candidate) for candidate in taken if not confirm(candidate)}
             if not refused:
                 break
-            best = [candidate for candidate in best if id(candidate) not in refused]
+            group = [candidate for candidate in group if id(candidate) not in refused]
         gain = sum(candidate.saved for candidate in taken)
         chosen += taken
         saved += gain
-        bound += gain if is_exact else max(gain, _bound(best))
+        bound += gain if is_exact else max(gain, _bound(contenders))
         if not is_exact:
             method = "greedy"
-        if len(group) > 1:
+        if len(contenders) > 1:
             groups += 1
-            largest = max(largest, len(group))
+            largest = max(largest, len(contenders))
     chosen.sort(key=lambda candidate: (candidate.graph.name, candidate.outputs[0]))
     return chosen, Selection(method, saved, bound, groups, largest)
 
@@ -78,34 +78,7 @@ def _sum(left: Weight, right: Weight) -> Weight:
     )
 
 
-def _ops(candidate: Candidate) -> list[_Op]:
-    name = candidate.graph.name
-    return [(name, number) for number in candidate.slots]
-
-
-def _groups(candidates: list[Candidate]) -> list[list[Candidate]]:
-    """Returns groups of candidates that overlap, directly or over others, without those that can't win.
-
-    An operator is contested if candidates from several anchors want it. Of the candidates from one anchor
-    that take the same contested operators only the heaviest matters: whatever excludes it excludes them all.
-    """
-    claims: dict[_Op, int] = {}
-    contested: set[_Op] = set()
-    for candidate in candidates:
-        for op in _ops(candidate):
-            if claims.setdefault(op, candidate.anchor) != candidate.anchor:
-                contested.add(op)
-    best: dict[tuple[str, int, frozenset[_Op]], Candidate] = {}
-    for candidate in candidates:
-        wanted = contested.intersection(_ops(candidate))
-        key = (candidate.graph.name, candidate.anchor, frozenset(wanted))
-        known = best.get(key)
-        if known is None or _weight(candidate) > _weight(known):
-            best[key] = candidate
-    return _connected(list(best.values()))
-
-
-def _connected(candidates: list[Candidate]) -> list[list[Candidate]]:
+def _groups(candidates: Iterable[Candidate]) -> Iterable[list[Candidate]]:
     """Returns the candidates grouped by shared operators, over any number of steps, in a fixed order."""
     parent: dict[_Op, _Op] = {}
 
@@ -115,14 +88,39 @@ def _connected(candidates: list[Candidate]) -> list[list[Candidate]]:
             op = above
         return op
 
+    candidates = list(candidates)
     for candidate in candidates:
-        first, *others = _ops(candidate)
-        for op in others:
-            parent[root(op)] = root(first)
+        name = candidate.graph.name
+        first = root((name, candidate.anchor))
+        for number in candidate.slots[1:]:
+            other = root((name, number))
+            if other != first:
+                parent[other] = first
     groups: dict[_Op, list[Candidate]] = {}
     for candidate in candidates:
-        groups.setdefault(root(_ops(candidate)[0]), []).append(candidate)
-    return list(groups.values())
+        groups.setdefault(root((candidate.graph.name, candidate.anchor)), []).append(candidate)
+    return groups.values()
+
+
+def _contenders(group: Sequence[Candidate]) -> list[Candidate]:
+    """Returns the candidates of a group that may win.
+
+    An operator is contested if candidates from several anchors want it. Of the candidates from one anchor
+    that take the same contested operators only the heaviest matters: whatever excludes it excludes them all.
+    """
+    claims: dict[int, int] = {}
+    contested: set[int] = set()
+    for candidate in group:
+        for number in candidate.slots:
+            if claims.setdefault(number, candidate.anchor) != candidate.anchor:
+                contested.add(number)
+    best: dict[tuple[int, frozenset[int]], Candidate] = {}
+    for candidate in group:
+        key = candidate.anchor, frozenset(contested.intersection(candidate.slots))
+        known = best.get(key)
+        if known is None or _weight(candidate) > _weight(known):
+            best[key] = candidate
+    return list(best.values())
 
 
 def _choose(group: Sequence[Candidate]) -> tuple[list[Candidate], bool]:

@@ -16,9 +16,10 @@ import numpy as np
 import tvm
 from tvm import relax
 
+from .balance import Flow, cheaper_in_buffers
 from .layouts import DATA, PLAIN, layout
 from .limits import TextureLimits
-from .needs import Needs, NotPacked, Operand, needs_of
+from .needs import Needs, NotPacked, Operand, needs_of, op_name
 
 __all__ = ["Form", "Placement", "TensorDecision", "composites_of", "decide"]
 
@@ -129,6 +130,7 @@ def _wishes(func: Any) -> dict[str, str]:
 def _decide_function(
     function: str, func: Any, composites: dict[str, Any], limits: TextureLimits, placement: Placement
 ) -> None:
+    _leave_in_buffers(func, composites, placement)
     made: dict[Any, str] = {}
     readers: dict[Any, list[_Use]] = {}
     for binding in bindings_of(func.body):
@@ -166,6 +168,72 @@ def _decide_function(
     for callee in made.values():
         count = len(placement.needs[callee].operands)
         placement.operands[callee] = tuple(chosen[callee, number] for number in range(count))
+
+
+def _leave_in_buffers(func: Any, composites: dict[str, Any], placement: Placement) -> None:
+    """Refuse the composites whose conversions would cost more than packing them saves."""
+    flows: dict[Any, Flow] = {}
+    fixed: set[str] = set()
+    free: set[str] = set()
+    plain: set[Any] = set()
+
+    def flow(value: Any, shape: tuple[int, ...], dtype: str) -> Flow:
+        size = prod(layout(DATA).packed_shape(shape)) * np.dtype(dtype).itemsize
+        return flows.setdefault(value, Flow(size))
+
+    for binding in bindings_of(func.body):
+        callee = _callee(binding)
+        if callee is None or callee not in placement.needs:
+            mark_plain(binding, plain)
+            continue
+        needs = placement.needs[callee]
+        (fixed if has_convolution(composites[callee]) else free).add(callee)
+        flow(binding.var, needs.output_shape, needs.output_dtype).writer = callee
+        for operand in needs.operands:
+            value = binding.value.args[operand.param]
+            if operand.layout == DATA and not isinstance(value, tvm.ir.GenericConst):
+                flow(value, operand.shape, operand.dtype).packed_readers.add(callee)
+            else:
+                mark_leaves(value, plain)
+    mark_leaves(func.body.body, plain)
+    for value, its in flows.items():
+        its.plain_reader = value in plain
+    for name, excess in cheaper_in_buffers(flows, fixed, free).items():
+        del placement.needs[name]
+        placement.refused[name] = (
+            f"packing it would cost {excess} bytes more than leaving it in buffers with its neighbours",
+            "",
+        )
+
+
+def has_convolution(func: Any) -> bool:
+    """Whether a composite computes a convolution."""
+    return any(
+        op_name(binding.value).startswith("relax.nn.conv2d")
+        for block in func.body.blocks
+        for binding in block.bindings
+    )
+
+
+def mark_plain(binding: Any, plain: set[Any]) -> None:
+    """Note every variable that a binding reads as it is."""
+    value = getattr(binding, "value", None)
+    if value is None:
+        return
+    if isinstance(value, relax.If):
+        plain.add(value.cond)
+        mark_leaves(value.true_branch.body, plain)
+        mark_leaves(value.false_branch.body, plain)
+        return
+    mark_leaves(value, plain)
+
+
+def mark_leaves(expr: Any, plain: set[Any]) -> None:
+    """Note every variable in an expression."""
+    if isinstance(expr, relax.Var):
+        plain.add(expr)
+    else:
+        plain.update(relax.analysis.free_vars(expr))
 
 
 def _callee(binding: Any) -> str | None:

@@ -6,6 +6,7 @@ letter is the inner block of the axis of that name. An axis that the block does 
     NCHW4c     data             (N, C/4, H, W, 4)
     OIHW4i4o   conv weight      (O/4, I/4, H, W, 4, 4): the 16 numbers of a block lie side by side
     OIHW4o     depthwise weight (O/4, I, H, W, 4)
+    IOHW4i4o   weight of a transposed conv (I/4, O/4, H, W, 4, 4)
     C4c        one number for each channel (C/4, 4)
     plain      row-major, as the module came
 """
@@ -19,12 +20,13 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["CHANNEL_VECTOR", "DATA", "DEPTHWISE", "PLAIN", "WEIGHT", "Layout", "layout"]
+__all__ = ["CHANNEL_VECTOR", "DATA", "DEPTHWISE", "PLAIN", "TRANSPOSED", "WEIGHT", "Layout", "layout"]
 
 PLAIN = "plain"
 DATA = "NCHW4c"
 WEIGHT = "OIHW4i4o"
 DEPTHWISE = "OIHW4o"
+TRANSPOSED = "IOHW4i4o"
 CHANNEL_VECTOR = "C4c"
 
 

@@ -7,15 +7,26 @@ ops want in two layouts (a tensor that is data and weight at once) is passed twi
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 from tvm import relax
 
-from .layouts import CHANNEL_VECTOR, DATA, DEPTHWISE, PLAIN, WEIGHT
+from .layouts import CHANNEL_VECTOR, DATA, DEPTHWISE, PLAIN, TRANSPOSED, WEIGHT
 
-__all__ = ["ELEMENTWISE", "Needs", "NotPacked", "Operand", "needs_of", "op_name", "static_shape"]
+__all__ = [
+    "ELEMENTWISE",
+    "Needs",
+    "NotPacked",
+    "Operand",
+    "needs_of",
+    "op_name",
+    "replace_tensor_args",
+    "static_shape",
+    "tensor_args",
+]
 
 ELEMENTWISE = frozenset(
     f"relax.{name}"
@@ -123,21 +134,29 @@ class _Reader:
         self.reads[binding, arg] = self.index[key]
 
 
-def _conv2d(call: Any, culprit: str) -> tuple[str, str]:
-    attrs = call.attrs
-    if str(attrs.data_layout) != "NCHW" or str(attrs.kernel_layout) != "OIHW":
-        raise NotPacked(f"conv2d in layout {attrs.data_layout}/{attrs.kernel_layout} has no packed kernel", culprit)
-    data, weight = static_shape(call.args[0]), static_shape(call.args[1])
-    if data is None or weight is None:
-        raise NotPacked("conv2d needs static shapes for a packed kernel", culprit)
-    if str(call.args[0].ty.dtype) not in ("float32", "float16"):
-        raise NotPacked(f"conv2d on {call.args[0].ty.dtype} has no packed kernel", culprit)
-    groups = int(attrs.groups)
-    if groups == data[1] and weight[1] == 1 and weight[0] == data[1]:
-        return DATA, DEPTHWISE
-    if groups == 1 or (weight[1] % 4 == 0 and (weight[0] // groups) % 4 == 0):
-        return DATA, WEIGHT
-    return DATA, PLAIN
+def tensor_args(call: Any) -> list[Any]:
+    """The tensors that a call reads, in order; those of a tuple one by one."""
+    found = []
+    for arg in call.args:
+        if isinstance(arg, relax.Tuple):
+            found += list(arg.fields)
+        elif isinstance(getattr(arg, "ty", None), relax.TensorType):
+            found.append(arg)
+    return found
+
+
+def replace_tensor_args(call: Any, tensors: list[Any]) -> list[Any]:
+    """The call's arguments with other tensors in the places of :func:`tensor_args`."""
+    rest = iter(tensors)
+    args = []
+    for arg in call.args:
+        if isinstance(arg, relax.Tuple):
+            args.append(relax.Tuple([next(rest) for _ in arg.fields]))
+        elif isinstance(getattr(arg, "ty", None), relax.TensorType):
+            args.append(next(rest))
+        else:
+            args.append(arg)
+    return args
 
 
 def needs_of(func: Any) -> Needs:
@@ -150,33 +169,34 @@ def needs_of(func: Any) -> Needs:
     if not bindings:
         raise NotPacked("the composite is empty", "")
     for number, binding in enumerate(bindings):
-        call, name = binding.value, binding.var.name
+        call, name = binding.value, str(binding.var.name)
+        if isinstance(call, relax.Var):
+            continue
         shape = static_shape(binding.var)
         if shape is None or len(shape) != 4:
             raise NotPacked(f"`{name}` is not a tensor of four static dimensions", name)
         op = op_name(call)
-        if op == "relax.nn.conv2d":
-            for arg, wanted in enumerate(_conv2d(call, name)):
-                reader.read(number, arg, call.args[arg], wanted, name)
+        if op in _ANCHORS:
+            wanted = _ANCHORS[op](call, name)
+            for arg, (expr, kind) in enumerate(zip(tensor_args(call), wanted, strict=True)):
+                reader.read(number, arg, expr, kind, name)
         elif op in ELEMENTWISE:
             _elementwise(reader, number, call, op, shape, name)
-        elif not isinstance(call, relax.Var):
+        else:
             raise NotPacked(f"no packed kernel for {op or type(call).__name__}", name)
     output = func.body.body
     shape = static_shape(output)
-    assert shape is not None
-    if output not in {b.var for b in bindings}:
-        raise NotPacked("the composite returns more than one value", output.name if hasattr(output, "name") else "")
+    if shape is None or not any(output.same_as(b.var) for b in bindings):
+        raise NotPacked("the composite returns more than one value", "")
     return Needs(tuple(reader.operands), reader.reads, DATA, shape, str(output.ty.dtype))
 
 
 def _elementwise(reader: _Reader, number: int, call: Any, op: str, shape: tuple[int, ...], name: str) -> None:
-    inner = [static_shape(arg) for arg in call.args if isinstance(arg, relax.Var) and arg not in reader.number]
+    tensors = tensor_args(call)
+    inner = [static_shape(arg) for arg in tensors if arg not in reader.number]
     if inner and all(one != shape for one in inner):
         raise NotPacked(f"`{name}` broadcasts the value that the composite computes to {shape}", name)
-    for arg, expr in enumerate(call.args):
-        if not isinstance(getattr(expr, "ty", None), relax.TensorType):
-            continue
+    for arg, expr in enumerate(tensors):
         operand = static_shape(expr)
         if operand is None:
             raise NotPacked(f"an operand of `{name}` has no static shape", name)
@@ -187,3 +207,93 @@ def _elementwise(reader: _Reader, number: int, call: Any, op: str, shape: tuple[
         else:
             wanted = broadcast_layout(operand, shape)
         reader.read(number, arg, expr, wanted, name)
+
+
+# What the operands of an anchor must be: op -> (call, name of its value) -> a layout for each tensor it reads.
+
+
+def _conv2d(call: Any, culprit: str) -> tuple[str, ...]:
+    attrs = call.attrs
+    if str(attrs.data_layout) != "NCHW" or str(attrs.kernel_layout) != "OIHW":
+        raise NotPacked(f"conv2d in layout {attrs.data_layout}/{attrs.kernel_layout} has no packed kernel", culprit)
+    data, weight = _floats(call, culprit)
+    groups = int(attrs.groups)
+    if groups == data[1] and weight[1] == 1 and weight[0] == data[1]:
+        return DATA, DEPTHWISE
+    if groups == 1 or (weight[1] % 4 == 0 and (weight[0] // groups) % 4 == 0):
+        return DATA, WEIGHT
+    return DATA, PLAIN
+
+
+def _conv2d_transpose(call: Any, culprit: str) -> tuple[str, ...]:
+    attrs = call.attrs
+    if str(attrs.data_layout) != "NCHW" or str(attrs.kernel_layout) != "IOHW":
+        raise NotPacked(f"conv2d_transpose in layout {attrs.data_layout}/{attrs.kernel_layout}", culprit)
+    if int(attrs.groups) != 1:
+        raise NotPacked("conv2d_transpose with groups has no packed kernel", culprit)
+    if any(int(d) != 1 for d in attrs.dilation):
+        raise NotPacked("conv2d_transpose with dilation has no packed kernel", culprit)
+    _floats(call, culprit)
+    return DATA, TRANSPOSED
+
+
+def _pool2d(call: Any, culprit: str) -> tuple[str, ...]:
+    attrs = call.attrs
+    if str(attrs.layout) != "NCHW":
+        raise NotPacked(f"pooling in layout {attrs.layout} has no packed kernel", culprit)
+    if op_name(call) == "relax.nn.avg_pool2d" and any(int(d) != 1 for d in attrs.dilation):
+        raise NotPacked("average pooling with dilation has no packed kernel", culprit)
+    _floats(call, culprit)
+    return (DATA,)
+
+
+def _global_pool(call: Any, culprit: str) -> tuple[str, ...]:
+    (data,) = _floats(call, culprit)
+    result = static_shape(call)
+    if result is None or result != (data[0], data[1], 1, 1):
+        raise NotPacked("only pooling of the whole image has a packed kernel", culprit)
+    return (DATA,)
+
+
+def _concat(call: Any, culprit: str) -> tuple[str, ...]:
+    if int(call.attrs.axis) not in (1, -3):
+        raise NotPacked(f"concat along axis {call.attrs.axis}, not the channels", culprit)
+    parts = _floats(call, culprit)
+    for position, part in enumerate(parts[:-1]):
+        if part[1] % 4:
+            raise NotPacked(f"part {position} of the concat has {part[1]} channels, 4 does not divide them", culprit)
+    return (DATA,) * len(parts)
+
+
+def _resize2d(call: Any, culprit: str) -> tuple[str, ...]:
+    if str(call.attrs.layout) != "NCHW":
+        raise NotPacked(f"resize in layout {call.attrs.layout} has no packed kernel", culprit)
+    if str(call.attrs.method) not in ("nearest_neighbor", "linear"):
+        raise NotPacked(f"resize by {call.attrs.method} has no packed kernel", culprit)
+    _floats(call, culprit)
+    return (DATA,)
+
+
+def _floats(call: Any, culprit: str) -> list[tuple[int, ...]]:
+    """Shapes of the tensors that a call reads: static, rank 4, float."""
+    shapes = []
+    for expr in tensor_args(call):
+        shape = static_shape(expr)
+        if shape is None or len(shape) != 4:
+            raise NotPacked(f"{op_name(call)} needs tensors of four static dimensions for a packed kernel", culprit)
+        if str(expr.ty.dtype) not in ("float32", "float16"):
+            raise NotPacked(f"{op_name(call)} on {expr.ty.dtype} has no packed kernel", culprit)
+        shapes.append(shape)
+    return shapes
+
+
+_ANCHORS: dict[str, Callable[[Any, str], tuple[str, ...]]] = {
+    "relax.nn.conv2d": _conv2d,
+    "relax.nn.conv2d_transpose": _conv2d_transpose,
+    "relax.nn.max_pool2d": _pool2d,
+    "relax.nn.avg_pool2d": _pool2d,
+    "relax.nn.adaptive_avg_pool2d": _global_pool,
+    "relax.mean": _global_pool,
+    "relax.concat": _concat,
+    "relax.image.resize2d": _resize2d,
+}

@@ -28,10 +28,12 @@ from .decide import (
     bindings_of,
     composites_of,
     decide,
+    mark_leaves,
+    mark_plain,
     source_shape,
 )
 from .layouts import PLAIN, layout
-from .needs import Needs, static_shape
+from .needs import Needs, replace_tensor_args, static_shape, tensor_args
 
 __all__ = ["LAYOUTS_ATTR", "place"]
 
@@ -140,10 +142,11 @@ class _Rewriter:
             if isinstance(value, relax.Var):
                 inside.moved[binding.var] = inside.moved[value]
                 continue
-            args = [
+            tensors = [
                 sources[needs.reads[number, i]] if (number, i) in needs.reads else inside.substitute(arg)
-                for i, arg in enumerate(value.args)
+                for i, arg in enumerate(tensor_args(value))
             ]
+            args = replace_tensor_args(value, tensors)
             inside.moved[binding.var] = inside.emit(
                 relax.Call(value.op, args, value.attrs, value.ty_args), binding.var.ty, binding.var.name
             )
@@ -192,7 +195,7 @@ class _Rewriter:
         for binding in bindings_of(func.body):
             callee = self._callee(binding)
             if callee is None:
-                _mark_plain(binding, scope.plain)
+                mark_plain(binding, scope.plain)
                 continue
             needs, forms = self.placement.needs[callee], self.placement.operands[callee]
             own = own_form[binding.var] = self.placement.outputs[callee]
@@ -203,7 +206,7 @@ class _Rewriter:
                     scope.plain.add(value)
                 elif not isinstance(value, tvm.ir.GenericConst):
                     self._want(scope, value, form, operand.shape, operand.dtype)
-        _mark_leaves(func.body.body, scope.plain)
+        mark_leaves(func.body.body, scope.plain)
         for value, form in own_form.items():
             # another layout is made from the plain tensor; another scope of the same layout is copied
             if any(wanted.layout != form.layout for wanted in scope.forms[value]):
@@ -364,23 +367,3 @@ def _map(fn: Any, rank: int) -> Any:
     """An index map with named arguments: TVM reads their number from the signature."""
     names = ", ".join(f"i{k}" for k in range(rank))
     return eval(f"lambda {names}: fn({names})", {"fn": fn})
-
-
-def _mark_plain(binding: Any, plain: set[Any]) -> None:
-    """Note every variable that a binding reads as it is."""
-    value = getattr(binding, "value", None)
-    if value is None:
-        return
-    if isinstance(value, relax.If):
-        plain.add(value.cond)
-        _mark_leaves(value.true_branch.body, plain)
-        _mark_leaves(value.false_branch.body, plain)
-        return
-    _mark_leaves(value, plain)
-
-
-def _mark_leaves(expr: Any, plain: set[Any]) -> None:
-    if isinstance(expr, relax.Var):
-        plain.add(expr)
-    else:
-        plain.update(relax.analysis.free_vars(expr))

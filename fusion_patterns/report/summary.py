@@ -59,6 +59,7 @@ class Report:
 
 def summarise(
     plan: FusionPlan,
+    first: FusionPlan,
     normal: tvm.IRModule,
     manifest: m.Manifest,
     refused: list[Declined],
@@ -66,7 +67,8 @@ def summarise(
 ) -> Report:
     """Make the report of a compiled module.
 
-    ``refused``: composites that were taken out after the plan. ``seconds``: time by stage.
+    ``plan``: what was built; ``first``: the plan before composites were taken out of it; ``refused``: those, and why.
+    ``seconds``: time by stage.
     """
     report = Report(compile_seconds={name: round(value, 4) for name, value in seconds.items()})
     report.composites = dict(sorted(Counter(match.row.name for match in plan.matches).items()))
@@ -75,7 +77,7 @@ def summarise(
         report.convs["total"] += 1
         report.convs["covered"] += (function, var) in taken
     report.declined = refused + [
-        Declined(d.row, d.culprit or d.anchor, d.reason, d.where) for d in plan.declined()
+        Declined(d.row, d.culprit or d.anchor, d.reason, d.where) for d in first.declined()
     ]
     report.kernels = len(manifest.kernels)
     for name in entry_points(manifest):

@@ -27,7 +27,7 @@ from .manifest import (
     View,
 )
 from .opencl import Device, DeviceInfo, KernelTime, Session, devices, pick_device
-from .store import FORMAT, load, save
+from .store import FORMAT, check_folder, load, save
 
 __all__ = [
     "FORMAT",
@@ -55,6 +55,7 @@ __all__ = [
     "TensorTree",
     "View",
     "check",
+    "check_folder",
     "devices",
     "load",
     "pick_device",

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import secrets
 import sys
 import zipfile
 from collections.abc import Sequence
@@ -33,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (FusionPatternsError, OSError) as error:
         print(f"error: {error}".replace("\n", " "), file=sys.stderr)
         return 1
-    print(json.dumps(report, indent=1, allow_nan=False) if args.json else _text(report))
+    print(json.dumps(report, indent=1, allow_nan=False) if args.json else render(report))
     return 0
 
 
@@ -74,9 +76,7 @@ def replay(args: argparse.Namespace) -> dict[str, Any]:
     session = Session(manifest, args.device)
     outputs = session.run(inputs, args.function)
     if args.save:
-        with Path(args.save).open("wb") as file:  # an open file: numpy would add a suffix to a name
-            named: dict[str, Any] = {f"output_{i}": output for i, output in enumerate(outputs)}
-            np.savez(file, **named)
+        _write_outputs(Path(args.save), outputs)
     report: dict[str, Any] = {
         "name": manifest.name,
         "device": asdict(session.device.info),
@@ -86,6 +86,18 @@ def replay(args: argparse.Namespace) -> dict[str, Any]:
         times = session.profile(inputs, args.repeats, args.function)
         report["kernels"] = [asdict(time) for time in times]
     return report
+
+
+def _write_outputs(path: Path, outputs: Sequence[Array]) -> None:
+    """Written beside and moved there, so that an older file is whole until the new one is."""
+    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    named: dict[str, Any] = {f"output_{i}": output for i, output in enumerate(outputs)}
+    try:
+        with beside.open("wb") as file:  # an open file: numpy would add a suffix to a name
+            np.savez(file, **named)
+        os.replace(beside, path)
+    finally:
+        beside.unlink(missing_ok=True)
 
 
 def _read_inputs(path: str) -> dict[str, Array]:
@@ -147,7 +159,8 @@ def summary(output: Array) -> dict[str, Any]:
     }
 
 
-def _text(report: dict[str, Any]) -> str:
+def render(report: dict[str, Any]) -> str:
+    """What `replay` gave, for people."""
     device = report["device"]
     lines = [f"{report['name']} on {device['name']} ({device['platform']} {device['driver']})"]
     for i, out in enumerate(report["outputs"]):

@@ -41,7 +41,7 @@ def save(manifest: Manifest, folder: str | os.PathLike[str]) -> None:
     """
     check(manifest)
     target = Path(folder).resolve()
-    _refuse_foreign(target)
+    check_folder(target)
     target.parent.mkdir(parents=True, exist_ok=True)
     mark = secrets.token_hex(4)
     fresh, aside = (target.with_name(f".{target.name}.{mark}.{kind}") for kind in ("new", "old"))
@@ -60,8 +60,13 @@ def save(manifest: Manifest, folder: str | os.PathLike[str]) -> None:
         shutil.rmtree(aside, ignore_errors=True)
 
 
-def _refuse_foreign(target: Path) -> None:
-    """Replacing a folder deletes it, so it may hold nothing but a module that `save` wrote."""
+def check_folder(folder: str | os.PathLike[str]) -> None:
+    """Replacing a folder deletes it, so it may hold nothing but a module that `save` wrote.
+
+    Raises:
+        ManifestError: it is a file, or holds other files.
+    """
+    target = Path(folder).resolve()
     if not target.exists():
         return
     if not target.is_dir():

@@ -1,0 +1,68 @@
+"""Pooling on packed tensors as TE computes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import te, tirx
+
+from .convolution import padding_of, zero_pad
+from .packed import LANES, Packed
+
+__all__ = ["global_pool", "pool2d"]
+
+
+def pool2d(data: Packed, attrs: Any, size: tuple[int, int], kind: str) -> te.Tensor:
+    """Maximum (``kind`` = "max") or average ("avg") over windows.
+
+    ``attrs`` are those of ``relax.nn.max_pool2d``; ``size`` is the result's (H, W), which ``ceil_mode`` may have rounded
+    up. Where the average does not count the padding it divides by the pixels that the window really meets.
+    """
+    kernel, stride = [int(k) for k in attrs.pool_size], [int(s) for s in attrs.strides]
+    dilation = [int(d) for d in attrs.dilation]
+    top, left, _, _ = padding_of(attrs)
+    n, _, height, width = data.shape
+    reach = [(size[k] - 1) * stride[k] + (kernel[k] - 1) * dilation[k] + 1 for k in (0, 1)]
+    pads = (top, left, max(0, reach[0] - height - top), max(0, reach[1] - width - left))
+    border = float(tirx.min_value(data.dtype).value) if kind == "max" else 0.0
+    padded = zero_pad(data, pads, border)
+    ky, kx = te.reduce_axis((0, kernel[0]), "ky"), te.reduce_axis((0, kernel[1]), "kx")
+    shape = (n, int(data.tensor.shape[1]), size[0], size[1], LANES)
+    combine = te.max if kind == "max" else te.sum
+
+    def window(b: Any, c: Any, y: Any, x: Any, lane: Any) -> Any:
+        row, column = y * stride[0] + ky * dilation[0], x * stride[1] + kx * dilation[1]
+        return combine(padded[b, c, row, column, lane], axis=[ky, kx])
+
+    pooled = te.compute(shape, window, name=f"pool2d_{kind}")
+    if kind == "max":
+        return pooled
+
+    def met(position: Any, axis: int, extent: int) -> Any:
+        # padding counts where the caller says so; what rounding the size up adds never does
+        before, after = padding_of(attrs)[axis], padding_of(attrs)[axis + 2]
+        counts = bool(attrs.count_include_pad)
+        start = position * stride[axis] - before
+        end = tirx.min(start + kernel[axis], extent + (after if counts else 0))
+        return end - (start if counts else tirx.max(start, 0))
+
+    def average(b: Any, c: Any, y: Any, x: Any, lane: Any) -> Any:
+        pixels = tirx.max(met(y, 0, height) * met(x, 1, width), 1)
+        return pooled[b, c, y, x, lane] / pixels.astype(data.dtype)
+
+    return te.compute(shape, average, name="average")
+
+
+def global_pool(data: Packed) -> te.Tensor:
+    """The average of the whole image: (N, C/4, 1, 1, 4). float16 is summed in float32."""
+    n, _, height, width = data.shape
+    y, x = te.reduce_axis((0, height), "ky"), te.reduce_axis((0, width), "kx")
+    shape = (n, int(data.tensor.shape[1]), 1, 1, LANES)
+    wide = "float32" if data.dtype == "float16" else data.dtype
+    total = te.compute(
+        shape,
+        lambda b, c, i, j, lane: te.sum(data.tensor[b, c, y, x, lane].astype(wide), axis=[y, x]),
+        name="global_pool",
+    )
+    scale = tirx.const(1.0 / (height * width), wide)
+    return te.compute(shape, lambda *i: (total[i] * scale).astype(data.dtype), name="average")
