@@ -70,7 +70,7 @@ DeviceName = Annotated[
         help="OpenCL device: platform:device, or a part of its name; else the best.",
     ),
 ]
-Seed = Annotated[int, typer.Option("--seed", min=0, help="Of the inputs that are drawn.")]
+Seed = Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Of the inputs that are drawn.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document for machines.")]
 
 
@@ -163,7 +163,7 @@ def run(
     seed: Seed = 0,
     function: Annotated[str, typer.Option("--function", metavar="NAME", help="Which function.")] = "main",
     profile: Annotated[bool, typer.Option("--profile", help="Time every kernel on the device.")] = False,
-    repeats: Annotated[int, typer.Option("--repeats", min=1, help="Of the profile.")] = 10,
+    repeats: Annotated[int, typer.Option("--repeats", metavar="N", min=1, help="Of the profile.")] = 10,
     device: DeviceName = None,
     shape: Shapes = None,
     bind: Symbols = None,
@@ -273,7 +273,7 @@ def _read(
     target: str | None,
     say: Say,
 ) -> _Job:
-    """Read all that the user named: what is wrong with it shows before any work is done, the quickest first."""
+    """Read all that the user named; what is wrong with it shows before any work is done."""
     given = dict(_dimensions(text) for text in shapes or ())
     sizes = dict(_symbol(text) for text in bind or ())
     path = Path(model)

@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from fusion_patterns.cli_terminal import Say
-from fusion_patterns.compiler import compile_module
+from fusion_patterns.compiler import Progress, compile_module
 from fusion_patterns.errors import DeviceError
 from fusion_patterns.frontends import load_model
 from fusion_patterns.networks import NETWORKS, fetch_model
@@ -100,7 +99,7 @@ def draw_page(size: int = SIZE) -> np.ndarray[Any, Any]:
     return np.asarray(image[None], np.float32)
 
 
-def run(device: str | None, say: Say) -> Demo:
+def run(device: str | None, say: Progress) -> Demo:
     """Fetch, fuse, compile, run, compare. Without a device the fused module runs on the CPU instead."""
     begin = time.perf_counter()
     path = fetch_model(NETWORK, progress=say)

@@ -20,7 +20,10 @@ from fusion_patterns.table.model import Fragment, Node, Origin, Predicate, Row, 
 
 HAZARDS = Path(__file__).resolve().parents[2] / "shared" / "hazards" / "hazards.py"
 
-UNARY = ("nn.relu", "clip", "sigmoid", "tanh", "nn.silu", "nn.prelu", "elementwise")
+UNARY = (
+    *("nn.relu", "clip", "sigmoid", "tanh", "negative", "nn.silu", "nn.gelu", "nn.gelu_tanh", "nn.leakyrelu"),
+    *("nn.prelu", "elementwise"),
+)
 BINARY = ("add", "subtract", "multiply", "divide", "maximum", "minimum")
 SHAPE = (1, 8, 6, 6)
 

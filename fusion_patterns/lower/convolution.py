@@ -57,7 +57,8 @@ def conv2d(data: Packed, weight: Packed, attrs: Any, out_dtype: str) -> te.Tenso
             )
             return te.sum(product, axis=[io, ky, kx, ii])
 
-        result = te.compute(shape, packed, name="conv2d_packed")
+        # a tile of a grouped convolution must not reach into the next group: see the schedule
+        result = te.compute(shape, packed, name="conv2d_packed" if groups == 1 else "conv2d_packed_grouped")
     else:
         i = te.reduce_axis((0, group_in), "i")
         per_group = out_channels // groups

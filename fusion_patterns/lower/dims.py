@@ -32,11 +32,8 @@ def dim(expr: Any, names: dict[str, int | str] | None = None) -> int | str:
         return _folded(f"({dim(expr.a, names)} {_INFIX[kind]} {dim(expr.b, names)})")
     if kind in _CALLS:
         return _folded(f"{_CALLS[kind]}({dim(expr.a, names)}, {dim(expr.b, names)})")
-    if kind == "Call" and getattr(expr.op, "name", "") in ("tirx.shift_right", "tirx.shift_left"):
-        amount = dim(expr.args[1], names)
-        if isinstance(amount, int):
-            infix = "//" if expr.op.name.endswith("right") else "*"
-            return _folded(f"({dim(expr.args[0], names)} {infix} {2**amount})")
+    if kind in ("LShift", "RShift") and isinstance(amount := dim(expr.b, names), int):
+        return _folded(f"({dim(expr.a, names)} {'//' if kind == 'RShift' else '*'} {2**amount})")
     raise ValueError(f"the extent {expr} ({kind}) can't be computed at run time")
 
 

@@ -18,7 +18,7 @@ from tvm import relax, te, tirx
 
 from ..place.layouts import DATA, PLAIN
 from ..place.needs import NotPacked, op_name, static_shape, tensor_args
-from ..place.rewrite import LAYOUTS_ATTR, RESULT
+from ..place.rewrite import LAYOUTS_ATTR, RESULT, VIEWS_ATTR
 from . import packed
 from .convolution import conv2d, conv2d_transpose
 from .packed import Packed
@@ -27,7 +27,7 @@ from .scalars import scalar_expression
 
 __all__ = ["legalize_composites"]
 
-VIEWS = ("relax.layout_transform", "relax.strided_slice", "relax.reshape")
+PACKING = ("relax.layout_transform", "relax.reshape")
 
 
 @dataclass(frozen=True)
@@ -67,9 +67,11 @@ class _Legalizer:
             if shape is None:
                 raise NotPacked(f"parameter `{new.name}` has no static shape", new.name)
             self.values[old] = _Value(new, name, shape, masked=True)
-        for block in self.func.body.blocks:
-            for binding in block.bindings:
-                self.values[binding.var] = self._binding(binding.var, binding.value)
+        bindings = [binding for block in self.func.body.blocks for binding in block.bindings]
+        views = int(self.func.attrs[VIEWS_ATTR])
+        for number, binding in enumerate(bindings):
+            value = self._view(binding) if number < views else self._binding(binding.var, binding.value)
+            self.values[binding.var] = value
         result = self._result(self.values[self.func.body.body])
         if not result.var.same_as(self.bindings[-1].var):
             raise NotPacked("the composite's result is not its last value", result.var.name)
@@ -78,19 +80,18 @@ class _Legalizer:
         body = relax.SeqExpr([relax.DataflowBlock(self.bindings)], out)
         return relax.Function(self.params, body, out.ty, True, self.func.attrs)
 
+    def _view(self, binding: Any) -> _Value:
+        """A source view of a packed parameter: the parameter itself, with the source's shape."""
+        shape = static_shape(binding.var)
+        assert shape is not None
+        return replace(self.values[binding.value.args[0]], shape=shape)
+
     def _binding(self, var: Any, call: Any) -> _Value:
         if isinstance(call, relax.Var):
             return self.values[call]
         op = op_name(call)
-        if op in VIEWS:
-            value = self.values[call.args[0]]
-            if op == "relax.layout_transform" and call.attrs.pad_value is not None:
-                return value
-            if value.layout == PLAIN or value.var not in self.params:
-                return value
-            shape = static_shape(var)
-            assert shape is not None
-            return replace(value, shape=shape)
+        if op in PACKING:
+            return self.values[call.args[0]]  # the packing at the end: see _result
         shape = static_shape(var)
         assert shape is not None
         return self._compute(op, call, [self.values[arg] for arg in tensor_args(call)], shape, var)
@@ -190,6 +191,9 @@ _EMITTERS: dict[str, _Emitter] = {
     "relax.nn.adaptive_avg_pool2d": lambda x, call, shape, dtype: global_pool(x[0]),
     "relax.mean": lambda x, call, shape, dtype: global_pool(x[0]),
     "relax.concat": lambda x, call, shape, dtype: packed.concat(x),
+    "relax.strided_slice": lambda x, call, shape, dtype: packed.channel_slice(
+        x[0], int(call.args[2].fields[0].value), shape[1]
+    ),
     "relax.image.resize2d": lambda x, call, shape, dtype: packed.resize2d(
         x[0], call.attrs, (shape[2], shape[3])
     ),

@@ -15,6 +15,8 @@ Each function of the module goes into dataflow blocks, and then through these re
     dropout(x)[0]                        -> x
     op(constants)                        -> constant                                 (:mod:`.fold`)
     (a, b)[0]                            -> a
+    split(x, channels)[i]                -> strided_slice(x, ...)                    (:mod:`.channels`)
+    concat(x[a:b], x[b:c]), channels     -> x[a:c]
     reshape, astype, broadcast_to, permute_dims that change nothing -> their input
 
 Then dead values go. What is not touched: functions that are already somebody's composite, batch norm in
@@ -35,7 +37,7 @@ from tvm.ir import Call
 from tvm.ir import Tuple as RelaxTuple
 from tvm_ffi import structural_equal
 
-from fusion_patterns.lower import affine
+from fusion_patterns.lower import affine, channels
 from fusion_patterns.lower.fold import fold_constants
 from fusion_patterns.lower.recognise import recognise_call_tir
 from fusion_patterns.lower.rewrite import Rewriter, Rule, is_composite, op_name
@@ -134,7 +136,7 @@ def _join_ranges(at: Rewriter, expr: relax.Expr) -> relax.Expr | None:
 
 
 _RULES: dict[str, list[Rule]] = {
-    "tuple_get_item": [affine.batch_norm_item, _dropout_item, _item_of_tuple],
+    "tuple_get_item": [affine.batch_norm_item, _dropout_item, _item_of_tuple, channels.item_of_split],
     "multiply": [affine.scale_into_weights, affine.join_constants],
     "divide": [affine.scale_into_weights],
     "add": [affine.merge_biases, affine.join_constants],
@@ -142,6 +144,8 @@ _RULES: dict[str, list[Rule]] = {
     "nn.conv2d": [affine.pad_into_convolution],
     "call_tir": [recognise_call_tir],
     "permute_dims": [_unmoved],
+    "concat": [channels.join_slices],
+    "strided_slice": [channels.whole_slice],
     **{name: [_join_ranges] for name in _RANGES},
     **{name: [_unchanged] for name in ("reshape", "astype", "broadcast_to")},
     "*": [fold_constants],

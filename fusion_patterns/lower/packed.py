@@ -15,7 +15,7 @@ from tvm import te, tirx, topi
 
 from ..place.layouts import CHANNEL_VECTOR, DATA, layout
 
-__all__ = ["LANES", "Packed", "blocks", "concat", "copy", "elementwise", "mask", "pack", "resize2d", "unpack"]
+__all__ = ["LANES", "Packed", "blocks", "channel_slice", "concat", "copy", "elementwise", "mask", "pack", "resize2d", "unpack"]
 
 LANES = 4
 
@@ -150,6 +150,16 @@ def concat(parts: list[Packed]) -> te.Tensor:
         return value
 
     return te.compute((first[0], sum(counts), first[2], first[3], LANES), compute, name="concat")
+
+
+def channel_slice(data: Packed, begin: int, channels: int) -> te.Tensor:
+    """So many channels from channel ``begin`` on, which is a multiple of 4."""
+    n, _, height, width = data.shape
+    return te.compute(
+        (n, blocks(channels), height, width, LANES),
+        lambda b, c, y, x, lane: data.tensor[b, c + begin // LANES, y, x, lane],
+        name="channel_slice",
+    )
 
 
 def resize2d(data: Packed, attrs: Any, size: tuple[int, int]) -> te.Tensor:

@@ -80,6 +80,7 @@ class _Kernel:
             reduces=any(name.startswith("conv2d") for name in names),
             max_threads=self.max_threads,
             # neighbours in a transposed convolution start from different rows and columns of the kernel
+            most_blocks=1 if any(name.startswith("conv2d_packed_grouped") for name in names) else 2,
             most_columns=1 if any(name.startswith("conv2d_transpose") for name in names) else 8,
         )
         thread = self._tile(last, tile)

@@ -32,6 +32,7 @@ def choose_tile(
     *,
     reduces: bool,
     max_threads: int,
+    most_blocks: int = 2,
     most_columns: int = 8,
     wanted_threads: int = 8192,
 ) -> Tile:
@@ -43,7 +44,8 @@ def choose_tile(
     batch, blocks, rows, columns = shape[:4]
     across, along = (1, 1)
     if reduces:
-        options = [(b, divisor(columns, c)) for b in (2, 1) for c in (8, 4, 2, 1) if blocks % b == 0 and c <= most_columns]
+        options = [(b, divisor(columns, c)) for b in (2, 1) for c in (8, 4, 2, 1) if b <= most_blocks and c <= most_columns]
+        options = [o for o in options if blocks % o[0] == 0]
         options = sorted(set(options), key=lambda o: (-min(o[0] * o[1], 8), o[1]))
         total = batch * blocks * rows * columns
         fitting = [o for o in options if total // (o[0] * o[1]) >= wanted_threads]

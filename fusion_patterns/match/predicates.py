@@ -154,7 +154,9 @@ def _tensor_of(graph: Graph, subject: Subject) -> Tensor:
 
 
 def _field(graph: Graph, subject: Subject, field: str) -> Any:
-    """Returns ``subject.field``: an attribute, a dimension by letter, or ``shape``."""
+    """Returns ``subject.field``: an attribute, a dimension by letter, ``shape`` or ``uses``."""
+    if field == "uses":
+        return _uses(graph, subject)
     if isinstance(subject, Value) and not field.isupper() and field != "shape":
         found = _attribute(subject, field)
         if found is None:
@@ -168,6 +170,13 @@ def _field(graph: Graph, subject: Subject, field: str) -> Any:
             raise _UnknownError("the shape is not known")
         return tensor.shape
     return _dimension(graph, subject, tensor, field)
+
+
+def _uses(graph: Graph, subject: Subject) -> int:
+    """How often a value is read, results of the function counted."""
+    if isinstance(subject, Value):
+        return len(subject.users) + len(subject.exits)
+    return graph.uses(graph.values[subject[0]].keys[subject[1]])
 
 
 def _dimension(graph: Graph, subject: Subject, tensor: Tensor, dim: str | int) -> int:
@@ -326,14 +335,14 @@ def _check_static(predicate: Predicate, about: _Described) -> Failure | None:
 
 
 def _check_uses(predicate: Predicate, about: _Described) -> Failure | None:
-    graph, subject = about.graph, about.subject
-    if isinstance(subject, Value):
-        uses = len(subject.users) + len(subject.exits)
-    else:
-        uses = graph.uses(graph.values[subject[0]].keys[subject[1]])
+    uses = _uses(about.graph, about.subject)
     if uses == predicate.uses:
         return None
-    return Failure(about, lambda: f"{about} is used {uses} times, not {predicate.uses}")
+    return Failure(about, lambda: f"{about} is used {_times(uses)}, not {_times(predicate.uses)}")
+
+
+def _times(count: int | None) -> str:
+    return {1: "once", 2: "twice"}.get(count or 0, f"{count} times")
 
 
 def _check_broadcast(predicate: Predicate, about: _Described) -> Failure | None:

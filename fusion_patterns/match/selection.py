@@ -5,24 +5,25 @@ choice is a heaviest independent set. A candidate weighs what it saves, in bytes
 written; equal savings are decided by priority, then by the number of operators, then by the order of rows in
 the table, then by program order.
 
-Most groups of overlapping candidates have one that covers all others and outweighs each: it is taken. Small
-groups are searched completely; larger ones are filled greedily, heaviest first, and the plan says how much a
-better choice could save at most.
+Most groups of overlapping candidates have one that covers all others and outweighs each: it is taken. Others are
+swept in program order, which finds the best choice; a group with too many open choices at one place keeps the
+heaviest of them, and the plan says how much a better choice could save at most.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import networkx as nx
 
 from fusion_patterns.match.plan import Selection
 from fusion_patterns.match.search import Candidate
 
-__all__ = ["EXACT_LIMIT", "select"]
+__all__ = ["MOST_STATES", "select"]
 
-EXACT_LIMIT = 18
-"""The most overlapping candidates for which every choice is considered."""
+MOST_STATES = 4096
+"""The most open choices that are kept at one place of the program."""
 
 Weight = tuple[int, int, int, int, int]
 _NOTHING: Weight = (0, 0, 0, 0, 0)
@@ -53,7 +54,7 @@ def select(
         saved += gain
         bound += gain if is_exact else max(gain, _bound(contenders))
         if not is_exact:
-            method = "greedy"
+            method = "beam"
         if len(contenders) > 1:
             groups += 1
             largest = max(largest, len(contenders))
@@ -123,20 +124,18 @@ def _contenders(group: Sequence[Candidate]) -> list[Candidate]:
     return list(best.values())
 
 
-def _choose(group: Sequence[Candidate]) -> tuple[list[Candidate], bool]:
+def _choose(group: Iterable[Candidate]) -> tuple[list[Candidate], bool]:
     """Returns a set of candidates that share no operator, and whether none is heavier."""
+    group = list(group)
     if not group:
         return [], True
     lowest = min(candidate.acceptance.row.priority for candidate in group)
-    weights = [_weight(candidate, lowest) for candidate in group]
-    top = max(range(len(group)), key=weights.__getitem__)
-    whole = set(group[top].slots)
+    group = sorted(group, key=lambda candidate: _weight(candidate, lowest), reverse=True)
+    whole = set(group[0].slots)
     if all(whole.issuperset(candidate.slots) for candidate in group):
-        return [group[top]], True
-    conflicts = _conflicts(group)
-    if len(group) > EXACT_LIMIT:
-        return _greedy(group, weights, conflicts), False
-    return _exact(group, weights, conflicts), True
+        return [group[0]], True
+    weights = [_weight(candidate, lowest) for candidate in group]
+    return _sweep(group, weights, _conflicts(group))
 
 
 def _conflicts(group: Sequence[Candidate]) -> nx.Graph:
@@ -152,38 +151,43 @@ def _conflicts(group: Sequence[Candidate]) -> nx.Graph:
     return graph
 
 
-def _greedy(group: Sequence[Candidate], weights: list[Weight], conflicts: nx.Graph) -> list[Candidate]:
-    excluded: set[int] = set()
-    taken = []
-    for place in sorted(range(len(group)), key=weights.__getitem__, reverse=True):
-        if place not in excluded:
-            taken.append(group[place])
-            excluded.update(conflicts.adj[place])
-    return taken
+def _sweep(
+    group: Sequence[Candidate], weights: list[Weight], conflicts: nx.Graph
+) -> tuple[list[Candidate], bool]:
+    """Sweeps over the candidates in program order; returns the choice, and whether no other is heavier.
 
-
-def _exact(group: Sequence[Candidate], weights: list[Weight], conflicts: nx.Graph) -> list[Candidate]:
-    """Searches every choice; what is still free after a prefix of decisions is solved once."""
-    count = len(group)
-    forbids = [sum(1 << other for other in conflicts.adj[place]) for place in range(count)]
-    solved: dict[tuple[int, int], tuple[Weight, tuple[int, ...]]] = {}
-
-    def solve(place: int, excluded: int) -> tuple[Weight, tuple[int, ...]]:
-        if place == count:
-            return _NOTHING, ()
-        key = (place, excluded >> place)
-        found = solved.get(key)
-        if found is None:
-            found = solve(place + 1, excluded)
-            if not excluded >> place & 1:
-                weight, rest = solve(place + 1, excluded | forbids[place])
-                weight = _sum(weight, weights[place])
-                if weight > found[0]:
-                    found = weight, (place, *rest)
-            solved[key] = found
-        return found
-
-    return [group[place] for place in solve(0, 0)[1]]
+    What was decided matters to the rest only by the candidates that it still excludes. Candidates overlap near
+    their places in the program, so there are few such sets, however many candidates there are; where there are
+    more than `MOST_STATES` the lightest are dropped, and the choice may not be the best.
+    """
+    order = sorted(range(len(group)), key=lambda place: (min(group[place].slots), max(group[place].slots), place))
+    position = {place: number for number, place in enumerate(order)}
+    exact = True
+    # excluded candidates, as bits from the next one on -> the best choice so far, as a linked list
+    states: dict[int, tuple[Weight, tuple[int, Any] | None]] = {0: (_NOTHING, None)}
+    for number, place in enumerate(order):
+        later = (position[other] for other in conflicts.adj[place])
+        forbidden = sum(1 << (other - number) for other in later if other > number)
+        following: dict[int, tuple[Weight, tuple[int, Any] | None]] = {}
+        for excluded, (weight, taken) in states.items():
+            options = [(excluded >> 1, weight, taken)]
+            if not excluded & 1:
+                options.append(((excluded | forbidden) >> 1, _sum(weight, weights[place]), (place, taken)))
+            for key, total, choice in options:
+                known = following.get(key)
+                if known is None or total > known[0]:
+                    following[key] = total, choice
+        if len(following) > MOST_STATES:
+            exact = False
+            heaviest = sorted(following.items(), key=lambda item: item[1][0], reverse=True)
+            following = dict(heaviest[: MOST_STATES // 4])
+        states = following
+    _, link = max(states.values(), key=lambda state: state[0])
+    taken_places = []
+    while link is not None:
+        taken_places.append(link[0])
+        link = link[1]
+    return [group[place] for place in sorted(taken_places)], exact
 
 
 def _bound(group: Sequence[Candidate]) -> int:

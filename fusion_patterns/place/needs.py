@@ -114,6 +114,8 @@ class _Reader:
         self.operands: list[Operand] = []
         self.index: dict[tuple[int, str], int] = {}
         self.reads: dict[tuple[int, int], int] = {}
+        self.reduced: set[Any] = set()
+        """Values that a reduction went into: to broadcast one would compute it again for every pixel."""
 
     def read(self, binding: int, arg: int, expr: Any, layout: str, culprit: str) -> None:
         """Note that an op's argument reads ``expr`` in ``layout``, if ``expr`` is a parameter."""
@@ -138,11 +140,17 @@ def tensor_args(call: Any) -> list[Any]:
     """The tensors that a call reads, in order; those of a tuple one by one."""
     found = []
     for arg in call.args:
-        if isinstance(arg, relax.Tuple):
+        if _is_tensor_tuple(arg):
             found += list(arg.fields)
         elif isinstance(getattr(arg, "ty", None), relax.TensorType):
             found.append(arg)
     return found
+
+
+def _is_tensor_tuple(arg: Any) -> bool:
+    return isinstance(arg, relax.Tuple) and all(
+        isinstance(getattr(field, "ty", None), relax.TensorType) for field in arg.fields
+    )
 
 
 def replace_tensor_args(call: Any, tensors: list[Any]) -> list[Any]:
@@ -150,7 +158,7 @@ def replace_tensor_args(call: Any, tensors: list[Any]) -> list[Any]:
     rest = iter(tensors)
     args = []
     for arg in call.args:
-        if isinstance(arg, relax.Tuple):
+        if _is_tensor_tuple(arg):
             args.append(relax.Tuple([next(rest) for _ in arg.fields]))
         elif isinstance(getattr(arg, "ty", None), relax.TensorType):
             args.append(next(rest))
@@ -176,6 +184,8 @@ def needs_of(func: Any) -> Needs:
         if shape is None or len(shape) != 4:
             raise NotPacked(f"`{name}` is not a tensor of four static dimensions", name)
         op = op_name(call)
+        if op in _REDUCTIONS or any(arg in reader.reduced for arg in tensor_args(call)):
+            reader.reduced.add(binding.var)
         if op in _ANCHORS:
             wanted = _ANCHORS[op](call, name)
             for arg, (expr, kind) in enumerate(zip(tensor_args(call), wanted, strict=True)):
@@ -193,8 +203,8 @@ def needs_of(func: Any) -> Needs:
 
 def _elementwise(reader: _Reader, number: int, call: Any, op: str, shape: tuple[int, ...], name: str) -> None:
     tensors = tensor_args(call)
-    inner = [static_shape(arg) for arg in tensors if arg not in reader.number]
-    if inner and all(one != shape for one in inner):
+    computed = [static_shape(arg) for arg in tensors if arg in reader.reduced]
+    if computed and all(one != shape for one in computed):
         raise NotPacked(f"`{name}` broadcasts the value that the composite computes to {shape}", name)
     for arg, expr in enumerate(tensors):
         operand = static_shape(expr)
@@ -274,6 +284,17 @@ def _resize2d(call: Any, culprit: str) -> tuple[str, ...]:
     return (DATA,)
 
 
+def _slice(call: Any, culprit: str) -> tuple[str, ...]:
+    numbers = [[getattr(n, "value", None) for n in arg.fields] for arg in call.args[1:] if isinstance(arg, relax.Tuple)]
+    if len(numbers) < 3 or numbers[0] != [1] or (len(numbers) > 3 and numbers[3] != [1]):
+        raise NotPacked("only a slice of consecutive channels has a packed kernel", culprit)
+    begin = numbers[1][0]
+    if not isinstance(begin, int) or begin < 0 or begin % 4:
+        raise NotPacked(f"the slice begins at channel {begin}, inside a block of four", culprit)
+    _floats(call, culprit)
+    return (DATA,)
+
+
 def _floats(call: Any, culprit: str) -> list[tuple[int, ...]]:
     """Shapes of the tensors that a call reads: static, rank 4, float."""
     shapes = []
@@ -296,4 +317,7 @@ _ANCHORS: dict[str, Callable[[Any, str], tuple[str, ...]]] = {
     "relax.mean": _global_pool,
     "relax.concat": _concat,
     "relax.image.resize2d": _resize2d,
+    "relax.strided_slice": _slice,
 }
+
+_REDUCTIONS = frozenset(_ANCHORS) - {"relax.concat", "relax.image.resize2d", "relax.strided_slice"}

@@ -35,9 +35,11 @@ from .decide import (
 from .layouts import PLAIN, layout
 from .needs import Needs, replace_tensor_args, static_shape, tensor_args
 
-__all__ = ["LAYOUTS_ATTR", "place"]
+__all__ = ["LAYOUTS_ATTR", "RESULT", "VIEWS_ATTR", "place"]
 
 LAYOUTS_ATTR = "fusion_patterns.layouts"
+VIEWS_ATTR = "fusion_patterns.views"
+"""How many bindings at the beginning of a composite only say what its packed parameters mean."""
 PACK, UNPACK = "layout.pack", "layout.unpack"
 RESULT = "output"
 
@@ -127,13 +129,15 @@ class _Rewriter:
                 sources[number] = param
             else:
                 sources[number] = inside.unpack(param, operand.layout, operand.shape)
+        views = len(inside.bindings)
         self._copy_body(func, needs, inside, sources)
         result = inside.pack(inside.moved[func.body.body], self.placement.outputs[name], self)
         scopes = {p.name: form.scope for p, form in zip(params, forms, strict=True)}
         scopes[RESULT] = self.placement.outputs[name].scope
         layouts = {p.name: form.layout for p, form in zip(params, forms, strict=True)}
         layouts[RESULT] = self.placement.outputs[name].layout
-        return inside.function(params, result, func.attrs).with_attrs({SCOPES_ATTR: scopes, LAYOUTS_ATTR: layouts})
+        attrs = {SCOPES_ATTR: scopes, LAYOUTS_ATTR: layouts, VIEWS_ATTR: views}
+        return inside.function(params, result, func.attrs).with_attrs(attrs)
 
     @staticmethod
     def _copy_body(func: Any, needs: Needs, inside: _Body, sources: dict[int, Any]) -> None:
@@ -161,6 +165,7 @@ class _Rewriter:
             value: Any = param
             if source.layout != PLAIN:
                 value = inside.unpack(param, source.layout, shape)
+            views = len(inside.bindings)
             value = inside.pack(value, result, self)
             attrs = {
                 "Primitive": 1,
@@ -170,6 +175,7 @@ class _Rewriter:
                 "fusion_patterns.kernel": "layout",
                 SCOPES_ATTR: {"x": source.scope, RESULT: result.scope},
                 LAYOUTS_ATTR: {"x": source.layout, RESULT: result.layout},
+                VIEWS_ATTR: views,
             }
             func = inside.function([param], value, None).with_attrs(attrs)
             name = f"{row.replace('.', '_')}_{len(self.conversions)}"

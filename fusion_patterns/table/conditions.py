@@ -136,11 +136,11 @@ def _that(path: Path, text: str, nodes: _Nodes, tensors: tuple[str, ...], label:
             yield Fault(path, label + message, column=column)
         elif _DIM.fullmatch(field) and reference.indexed:
             yield Fault(path, f"{label}'{subject}.{field}' is one number and has no index", column=column)
-        elif _DIM.fullmatch(field) or field == "shape":
+        elif _DIM.fullmatch(field) or field in ("shape", "uses"):
             continue
         elif subject not in nodes:
             message = (
-                f"'{subject}.{field}' is not known: a tensor has `shape` and dimensions such as `{subject}.C`"
+                f"'{subject}.{field}' is not known: a tensor has `shape`, `uses` and dimensions such as `{subject}.C`"
             )
             yield Fault(path, label + message, column=column)
         else:

@@ -1,0 +1,67 @@
+# Everything runs from a virtual environment in .venv; pip and apt use whatever they are configured for.
+#
+#   make demo       the whole way on a trained network, from nothing
+#   make test       ruff, mypy and the tests that take less than half a minute each
+#   make test-slow  the other tests
+#   make docs       the documentation as HTML, in build/docs
+#   make clean      remove what the other targets made
+
+SHELL  := /bin/bash
+PYTHON ?= $(firstword $(foreach name,python3.11 python3.12 python3,$(shell command -v $(name))))
+VENV   := .venv
+BIN    := $(VENV)/bin
+BEGAN  := $(shell date +%s)
+PIP    := $(BIN)/python -m pip --disable-pip-version-check --no-input
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-slow docs clean opencl
+
+help:
+	@sed -n 's/^#   //p' Makefile
+
+demo: $(VENV)/.onnx-opencl opencl
+	$(BIN)/fusion-patterns demo
+	@echo "$$(( $$(date +%s) - $(BEGAN) )) seconds in all, installation included"
+
+test: $(VENV)/.test-onnx-opencl opencl
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest
+
+test-slow: $(VENV)/.test-onnx-opencl opencl
+	$(BIN)/python -m pytest -m slow
+
+docs: $(VENV)/.docs
+	$(BIN)/sphinx-build -W --keep-going -q docs build/docs
+	@echo "open build/docs/index.html"
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks
+	find fusion_patterns tests docs -name __pycache__ -prune -exec rm -rf {} +
+
+$(VENV)/.python:
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 13))' || \
+	    { echo "Python 3.11 or 3.12 is needed, '$(PYTHON)' is another one; use: make PYTHON=/path/to/python3.11"; exit 1; }
+	@if ! $(PYTHON) -m venv --clear $(VENV); then \
+	    if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	        apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq python3-venv && \
+	        $(PYTHON) -m venv --clear $(VENV); \
+	    else echo "this Python can't make virtual environments; on Debian: apt install python3-venv"; exit 1; fi; fi
+	@touch $@
+
+# The stamp's name lists the extras: .venv/.test-onnx-opencl is the package with [test,onnx,opencl].
+$(VENV)/.%: $(VENV)/.python setup.cfg pyproject.toml
+	$(PIP) install --progress-bar off --editable '.[$(subst -,$(comma),$*)]'
+	@touch $@
+
+comma := ,
+
+# An OpenCL device on any CPU. A driver that is there already is enough; without one the device tests are skipped.
+opencl:
+	@if ls /etc/OpenCL/vendors/*.icd >/dev/null 2>&1 || [ -n "$$OCL_ICD_VENDORS" ]; then true; \
+	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	    echo "installing PoCL, an OpenCL device on the CPU"; \
+	    { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq pocl-opencl-icd >/dev/null; } || \
+	        echo "PoCL can't be installed, so nothing runs on an OpenCL device"; \
+	else echo "no OpenCL driver here, so nothing runs on an OpenCL device; on Debian: apt install pocl-opencl-icd"; fi

@@ -1,0 +1,96 @@
+"""Rewrites of what is done to whole channels, so that a kernel can read them where they are.
+
+    split(x, channels)[i]                       -> strided_slice(x, begin, end)     if 4 divides every begin
+    concat(.., x[a:b], x[b:c], ..), channels    -> concat(.., x[a:c], ..)
+    x[0:all]                                    -> x
+"""
+
+from __future__ import annotations
+
+from tvm import relax
+from tvm.ir import Call
+from tvm.ir import Tuple as RelaxTuple
+
+from fusion_patterns.lower.rewrite import Rewriter, op_name
+
+__all__ = ["channel_slice", "item_of_split", "join_slices", "whole_slice"]
+
+BLOCK = 4
+
+
+def item_of_split(at: Rewriter, expr: relax.Expr) -> relax.Expr | None:
+    """One part of a split along the channels as a slice."""
+    assert isinstance(expr, relax.TupleGetItem)
+    split = at.definition(expr.tuple_value)
+    if op_name(split) != "split" or int(split.attrs.axis) not in (1, -3):
+        return None
+    source = split.args[0]
+    whole, part = _channels(source), _channels(expr)
+    parts = split.ty.fields
+    if whole is None or part is None:
+        return None
+    begin, begins = 0, []
+    for field in parts:
+        begins.append(begin)
+        size = getattr(field.shape.values[1], "value", None)
+        if not isinstance(size, int):
+            return None
+        begin += size
+    if any(first % BLOCK for first in begins):
+        return None
+    first = begins[int(expr.index)]
+    return channel_slice(source, first, first + part)
+
+
+def channel_slice(source: relax.Expr, begin: int, end: int) -> relax.Expr:
+    """``source[:, begin:end]``."""
+    return relax.op.strided_slice(source, axes=[1], begin=[begin], end=[end])
+
+
+def whole_slice(at: Rewriter, expr: relax.Expr) -> relax.Expr | None:
+    """A slice that takes everything."""
+    found = _slice_of(expr)
+    return found[0] if found is not None and found[1:] == (0, _channels(found[0])) else None
+
+
+def join_slices(at: Rewriter, expr: relax.Expr) -> relax.Expr | None:
+    """Slices of one tensor that follow each other in a concat as one slice."""
+    assert isinstance(expr, Call)
+    fields = at.definition(expr.args[0])
+    if not isinstance(fields, RelaxTuple) or int(expr.attrs.axis) not in (1, -3):
+        return None
+    joined: list[relax.Expr] = []
+    changed = False
+    for field in fields.fields:
+        mine = _slice_of(at.definition(field))
+        before = _slice_of(at.definition(joined[-1])) if joined else None
+        if mine and before and mine[0].same_as(before[0]) and mine[1] == before[2]:
+            joined[-1] = at.emit(channel_slice(mine[0], before[1], mine[2]))
+            changed = True
+        else:
+            joined.append(field)
+    if not changed:
+        return None
+    return joined[0] if len(joined) == 1 else relax.op.concat(joined, axis=1)
+
+
+def _slice_of(expr: relax.Expr) -> tuple[relax.Expr, int, int] | None:
+    """(source, begin, end) of a slice of channels with known bounds and step 1."""
+    if not isinstance(expr, Call) or op_name(expr) != "strided_slice" or _channels(expr) is None:
+        return None
+    numbers = [[getattr(n, "value", None) for n in arg.fields] for arg in expr.args[1:] if isinstance(arg, RelaxTuple)]
+    if len(numbers) not in (3, 4) or numbers[0] != [1] or (len(numbers) == 4 and numbers[3] != [1]):
+        return None
+    begin, end, whole = numbers[1][0], numbers[2][0], _channels(expr.args[0])
+    if not isinstance(begin, int) or not isinstance(end, int) or whole is None:
+        return None
+    return (expr.args[0], begin, end) if 0 <= begin < end <= whole else None
+
+
+def _channels(expr: relax.Expr) -> int | None:
+    """The number of channels of a tensor of four static dimensions."""
+    ty = expr.ty
+    if not isinstance(ty, relax.TensorType) or ty.shape is None or not hasattr(ty.shape, "values"):
+        return None
+    dims = [getattr(d, "value", None) for d in ty.shape.values]
+    return dims[1] if len(dims) == 4 and all(isinstance(d, int) for d in dims) else None

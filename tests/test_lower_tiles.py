@@ -1,0 +1,77 @@
+"""How a kernel's work is cut."""
+
+from __future__ import annotations
+
+from math import prod
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fusion_patterns.lower.tiles import choose_group, choose_tile, divisor
+
+SHAPES = st.tuples(
+    st.integers(1, 3), st.integers(1, 64), st.integers(1, 230), st.integers(1, 230), st.just(4)
+)
+
+
+@pytest.mark.parametrize(
+    ("number", "limit", "wanted"),
+    [(12, 8, 6), (12, 100, 12), (13, 12, 1), (7, 0, 1), (1, 1, 1), (230, 16, 10)],
+)
+def test_the_largest_divisor_within_a_limit(number: int, limit: int, wanted: int) -> None:
+    assert divisor(number, limit) == wanted
+
+
+@given(st.integers(1, 2000), st.integers(0, 2000))
+def test_a_divisor_divides_and_no_larger_one_would_do(number: int, limit: int) -> None:
+    found = divisor(number, limit)
+    assert number % found == 0
+    assert found <= max(limit, 1)
+    assert all(number % larger for larger in range(found + 1, min(number, max(limit, 1)) + 1))
+
+
+@given(SHAPES, st.booleans(), st.integers(1, 1024))
+def test_a_tile_divides_its_tensor_and_a_group_its_threads(
+    shape: tuple[int, ...], reduces: bool, max_threads: int
+) -> None:
+    tile = choose_tile(shape, reduces=reduces, max_threads=max_threads)
+    batch, blocks, rows, columns, _ = shape
+    assert blocks % tile.blocks == rows % tile.rows == columns % tile.columns == 0
+    threads = (batch * blocks // tile.blocks, rows // tile.rows, columns // tile.columns)
+    assert [extent % group for extent, group in zip(threads, tile.group, strict=True)] == [0, 0, 0]
+
+
+@given(SHAPES, st.booleans(), st.integers(1, 1024))
+def test_a_group_is_never_above_the_targets_limit(
+    shape: tuple[int, ...], reduces: bool, max_threads: int
+) -> None:
+    assert prod(choose_tile(shape, reduces=reduces, max_threads=max_threads).group) <= max_threads
+
+
+@given(SHAPES)
+def test_a_thread_without_a_reduction_computes_one_texel(shape: tuple[int, ...]) -> None:
+    tile = choose_tile(shape, reduces=False, max_threads=256)
+    assert (tile.blocks, tile.rows, tile.columns) == (1, 1, 1)
+
+
+@given(SHAPES, st.sampled_from([1, 2, 4, 8]))
+def test_a_thread_computes_no_more_columns_than_its_kernel_can(
+    shape: tuple[int, ...], most_columns: int
+) -> None:
+    tile = choose_tile(shape, reduces=True, max_threads=256, most_columns=most_columns)
+    assert tile.columns <= most_columns
+    assert tile.blocks <= 2
+
+
+def test_a_large_image_gets_large_tiles_and_a_small_one_many_threads() -> None:
+    large = choose_tile((1, 64, 112, 112, 4), reduces=True, max_threads=256)
+    small = choose_tile((1, 16, 7, 7, 4), reduces=True, max_threads=256)
+    assert large.blocks * large.columns >= 8
+    assert small.blocks * small.columns <= 4
+
+
+def test_a_group_is_wide_in_x_first() -> None:
+    assert choose_group((64, 64, 64), 256) == (1, 4, 16)
+    assert choose_group((64, 1, 1), 256) == (64, 1, 1)
+    assert choose_group((64, 64, 64), 8) == (1, 1, 8)
