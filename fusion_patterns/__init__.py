@@ -7,8 +7,8 @@
     exe = compile_module(mod, "qcom/adreno-opencl-texture")
     exe.run([x])
 
-Names are imported when they are first used: :mod:`fusion_patterns.run` replays a saved module where TVM is not
-installed, and a wrong TVM is refused with a sentence instead of a crash.
+Names are imported when they are first used: :mod:`fusion_patterns.run` replays a saved module where TVM is
+not installed, and a wrong TVM is refused with a sentence instead of a crash.
 """
 
 from __future__ import annotations
@@ -19,8 +19,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .compiled import CompiledModule
     from .compiler import ApplyPatterns, apply_patterns, compile_module, pipeline, plan_fusion
+    from .dispatch import KernelCall, register_kernel
+    from .explanation import Explanation, explain
     from .frontends import load_model
     from .match import FusionPlan
+    from .passes import DispatchConv2d, PlaceScopes
     from .table import Table, load_table
     from .verification import VerifyReport, verify
 
@@ -29,15 +32,21 @@ __version__ = "0.1.0"
 _HOME = {
     "ApplyPatterns": "compiler",
     "CompiledModule": "compiled",
+    "DispatchConv2d": "passes",
+    "Explanation": "explanation",
     "FusionPlan": "match",
+    "KernelCall": "dispatch",
+    "PlaceScopes": "passes",
     "Table": "table",
     "VerifyReport": "verification",
     "apply_patterns": "compiler",
     "compile_module": "compiler",
+    "explain": "explanation",
     "load_model": "frontends",
     "load_table": "table",
     "pipeline": "compiler",
     "plan_fusion": "compiler",
+    "register_kernel": "dispatch",
     "verify": "verification",
 }
 
@@ -46,12 +55,18 @@ __all__ = [  # noqa: RUF022 - grouped as they are used
     "load_table",
     "apply_patterns",
     "plan_fusion",
+    "explain",
     "compile_module",
     "verify",
     "ApplyPatterns",
+    "PlaceScopes",
+    "DispatchConv2d",
+    "register_kernel",
     "pipeline",
     "CompiledModule",
+    "Explanation",
     "FusionPlan",
+    "KernelCall",
     "Table",
     "VerifyReport",
 ]

@@ -1,4 +1,4 @@
-"""The command line: ``fusion-patterns apply | build | run | verify | tables | demo``.
+"""The command line: ``fusion-patterns apply | build | run | verify | explain | tables | demo``.
 
 Results go to standard output (``--json``: one document, nothing else), progress and errors to standard
 error. The exit code is 0 only if all went well: 1 after an error or when the numbers differ, 2 when the
@@ -172,7 +172,7 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Run a saved module, or a model, on an OpenCL device."""
-    from fusion_patterns.run import replay
+    from fusion_patterns.run import pick_device, replay
 
     is_folder = Path(what).is_dir()
     if is_folder and (shape or table or target):
@@ -181,6 +181,7 @@ def run(
     with progress(silent=as_json) as say, tempfile.TemporaryDirectory(prefix="fusion-patterns-") as scratch:
         folder = what
         if not is_folder:
+            pick_device(device)  # better to hear of it before the work
             job = _read(what, shape, bind, table, target, say)
             compiled = fp.compile_module(job.mod, job.target, job.table, name=job.name, progress=say)
             folder = os.path.join(scratch, "module")
@@ -206,7 +207,10 @@ def verify(
     as_json: Json = False,
 ) -> None:
     """Compare a compiled model on an OpenCL device with the untouched one on the CPU."""
+    from fusion_patterns.run import pick_device
+
     with progress(silent=as_json) as say:
+        pick_device(device)  # better to hear of it before the work
         job = _read(model, shape, bind, table, target, say)
         report = fp.verify(job.mod, job.target, job.table, device, seed, progress=say)
         say("counting the kernels of stock FuseOps")
@@ -226,6 +230,27 @@ def verify(
     lines.append(f"{'verified' if report.ok else 'NOT VERIFIED'}: worst relative error {report.worst:.1e}")
     show("\n".join(lines), {**report.to_dict(), "stock_launches": stock}, as_json=as_json)
     raise typer.Exit(0 if report.ok else 1)
+
+
+@app.command()
+def explain(
+    model: Model,
+    tensor: Annotated[
+        str | None, typer.Option("--tensor", metavar="NAME", help="Only this tensor; left out, all of them.")
+    ] = None,
+    shape: Shapes = None,
+    bind: Symbols = None,
+    table: TableName = None,
+    target: Target = None,
+    as_json: Json = False,
+) -> None:
+    """Say of every tensor where it lives, what else was possible at which cost, and who asked for what."""
+    with progress(silent=as_json) as say:
+        job = _read(model, shape, bind, table, target, say)
+        say("placing tensors")
+        explanation = fp.explain(job.mod, job.table, job.target)
+        text, data = explanation.tell(tensor)
+    show(text, data, as_json=as_json)
 
 
 @app.command()

@@ -19,7 +19,8 @@ from tvm import relax
 
 from . import tvm_compat
 from .compiled import CompiledModule
-from .errors import BuildError
+from .dispatch import bind_kernels, check_kernels
+from .errors import BuildError, FusionPatternsError
 from .lower.build import build_manifest
 from .lower.kernels import first_line
 from .lower.normalise import normalise
@@ -28,6 +29,7 @@ from .match import FusionPlan
 from .match import plan_fusion as match_plan
 from .outline import outline
 from .place import Placement, decide, place
+from .place.profiles import load_profile, profile_for
 from .report.summary import Declined, Report, summarise
 from .table import Table, load_table
 
@@ -108,16 +110,16 @@ def pipeline(table: TableLike = None) -> Any:
     @tvm.transform.module_pass(opt_level=0, name="fusion_patterns.pipeline")  # type: ignore[untyped-decorator]
     def run(mod: tvm.IRModule, ctx: Any) -> tvm.IRModule:
         target = as_target(tvm.target.Target.current(allow_none=True))
-        fused = _Compilation(mod, loaded, target, None).kernels().fused
+        work = _Compilation(mod, loaded, target, None).kernels()
         with target:
-            fused = schedule(fused, target)
+            fused = schedule(work.fused, target, work.profile.tiles)
             # stock's RewriteDataflowReshape is left out: it makes buffers of textures
             passes = [
                 relax.transform.ToNonDataflow(),
                 relax.transform.RemovePurityChecking(),
                 relax.transform.CallTIRRewrite(),
             ]
-            passes += relax.backend.adreno.finalize_passes(target)
+            passes += tvm_compat.finalize_passes(target)
             return tvm.transform.Sequential(passes)(fused)
 
     return run
@@ -128,16 +130,18 @@ def compile_module(
     target: Any = None,
     table: TableLike = None,
     *,
+    profile: str | os.PathLike[str] | None = None,
     name: str = "module",
     progress: Progress | None = None,
 ) -> CompiledModule:
     """Compile a module to OpenCL C with textures, and to a manifest that runs it.
 
-    ``progress`` is called with the name of each stage as it begins. Raises :class:`BuildError` with the IR value and
+    ``profile``: how the device likes its work cut and what moving bytes costs there: the name of a shipped profile
+    (``adreno``, ``nvidia-opencl``, ``pocl``) or a YAML file; by default the target's. ``progress`` is called with the name of each stage as it begins. Raises :class:`BuildError` with the IR value and
     the reason if the module can't be run from a manifest, :class:`TableError`, :class:`VersionError`.
     """
     tvm_compat.prepare()
-    work = _Compilation(mod, load_table(table), as_target(target), progress)
+    work = _Compilation(mod, load_table(table), as_target(target), progress, profile)
     work.kernels()
     return work.finish(name)
 
@@ -145,8 +149,17 @@ def compile_module(
 class _Compilation:
     """One module on its way, with the time that each stage took."""
 
-    def __init__(self, mod: tvm.IRModule, table: Table, target: Any, progress: Progress | None) -> None:
+    def __init__(
+        self,
+        mod: tvm.IRModule,
+        table: Table,
+        target: Any,
+        progress: Progress | None,
+        profile: str | os.PathLike[str] | None = None,
+    ) -> None:
+        check_kernels(table)
         self.original, self.table, self.target, self.progress = mod, table, target, progress
+        self.profile = load_profile(profile) if profile is not None else profile_for(target)
         self.seconds: dict[str, float] = {}
         self.declined: list[Declined] = []
         self.cache: dict[Any, Any] = {}
@@ -185,14 +198,15 @@ class _Compilation:
         with self.stage("outline"):
             self.outlined = outline(self.normal, self.plan)
         with self.stage("place"):
-            self.placement = decide(self.outlined, self.target)
+            self.placement = decide(self.outlined, self.target, self.profile)
             if self.placement.refused:
                 return self.placement.refused
             placed, self.placement = place(self.outlined, self.target, self.placement)
+            placed = bind_kernels(placed, self.target)
         with self.stage("legalize and fuse"), self.target:
-            self.fused = fuse(placed)
+            self.fused = _stock("legalize and fuse", lambda: fuse(placed))
         with self.stage("schedule and lower"):
-            self.lowered = lower(self.fused, self.target, self.cache)
+            self.lowered = lower(self.fused, self.target, self.cache, tiles=self.profile.tiles)
         ours = {name: reason for name, reason in self.lowered.faults.items() if name in self.placement.needs}
         if ours:
             return {name: (reason, name) for name, reason in ours.items()}
@@ -224,3 +238,13 @@ class _Compilation:
         report: Report = summarise(self.plan, self.first_plan, self.normal, manifest, self.declined, self.seconds)
         return CompiledModule(manifest, report, self.original, self.outlined, self.placement)
 
+
+
+def _stock(stage: str, run: Callable[[], tvm.IRModule]) -> tvm.IRModule:
+    """Run a stage that goes through stock TVM; what it raises becomes one line."""
+    try:
+        return run()
+    except FusionPatternsError:
+        raise
+    except Exception as error:  # TVM raises many kinds
+        raise BuildError(f"{stage}: stock TVM can't lower an op that no row took: {first_line(error)}") from None

@@ -7,8 +7,11 @@ test that shows the fault without it, so that it can go when upstream no longer 
     TIR pipeline      targets with the key ``texture`` get TVM's Adreno TIR pipeline (stock resolves to ``s_tir``, which
                       never lowers textures, and its registration under the name ``adreno`` can't be unpacked)
     texture store     one ``texture2d_store`` of four lanes stays one store (stock writes one lane four times)
+    branches          memory is not planned over the branches of an If (stock's VM crashes in the second)
     vector select     a condition that all lanes share becomes a branch (stock casts the bool to a vector, and OpenCL's
                       ``select`` on vectors looks at the sign bit: it always takes the other value)
+    epilogue          what follows a reduction stays a stage of its own (stock dlight inlines it into a reduction of
+                      one element, and so applies it twice: to the initial value, and to the sum)
 """
 
 from __future__ import annotations
@@ -27,7 +30,9 @@ __all__ = [
     "TVM_RANGE",
     "adreno_tir_pipeline",
     "check_versions",
+    "finalize_passes",
     "prepare",
+    "repaired_inline",
     "repaired_texture_store",
     "repaired_vector_select",
 ]
@@ -121,6 +126,35 @@ def repaired_vector_select() -> Any:
     return repair
 
 
+def repaired_inline(sch: Any, blocks: list[Any]) -> list[Any]:
+    """dlight's ``try_inline``, which inlines as many blocks as it can and returns the rest; but no epilogue of a
+    reduction goes into the reduction.
+    """
+
+    def inlined(inline: Callable[[Any], None], *, into_producers: bool) -> bool:
+        for place, block in enumerate(blocks):
+            if into_producers and any(_reduces(sch, producer) for producer in sch.get_producers(block.block_rv)):
+                continue
+            try:
+                inline(block.block_rv)
+            except Exception:  # a schedule refuses with errors of its own; the next block is tried
+                continue
+            blocks.pop(place)
+            return True
+        return False
+
+    while inlined(sch.compute_inline, into_producers=False) or inlined(
+        sch.reverse_compute_inline, into_producers=True
+    ):
+        pass
+    return blocks
+
+
+def _reduces(sch: Any, block: Any) -> bool:
+    """Whether a block sums up; one whose axes of reduction have a single element has lost them by now."""
+    return sch.get(block).init is not None
+
+
 @contextmanager
 def _texture_flatten_repaired() -> Iterator[None]:
     """While the stock pipeline lists its passes, TextureFlatten is followed by the repair."""
@@ -159,6 +193,20 @@ def adreno_tir_pipeline() -> tuple[Any, Callable[[], Any], Callable[[], Any]]:
     return pipeline, compilation_pipeline.finalize_host_passes, device
 
 
+def finalize_passes(target: Any) -> list[Any]:
+    """Stock's last passes without StaticPlanBlockMemory.
+
+    That pass gives both branches of an If one storage, which only the first allocates: TVM's VM crashes in the other.
+    """
+    from tvm import relax
+
+    return [
+        one
+        for one in relax.backend.adreno.finalize_passes(target)
+        if "StaticPlanBlockMemory" not in str(one.info.name)
+    ]
+
+
 def _has_textures(mod: Any) -> bool:
     for func in mod.functions.values():
         target = func.attrs.get("target", None) if func.attrs else None
@@ -179,6 +227,8 @@ def prepare() -> None:
 
     compilation_pipeline = importlib.import_module("tvm.tirx.compilation_pipeline")
     importlib.import_module("tvm.s_tir.backend.adreno.pipeline")
+    for name in ("base.common_schedules", "base", "gpu.fallback"):
+        importlib.import_module(f"tvm.s_tir.dlight.{name}").try_inline = repaired_inline
     compilation_pipeline.PIPELINE_MAP["adreno"] = adreno_tir_pipeline
     stock_factory = compilation_pipeline.PIPELINE_MAP["s_tir"]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -44,6 +45,12 @@ def hazards() -> ModuleType:
     return module
 
 
+@cache
+def hazard(case: str) -> Any:
+    """Returns one of the hazards; each is built once."""
+    return hazards().CASES[case]()
+
+
 def row(name: str, nodes: dict[str, dict[str, Any]], **fields: Any) -> Row:
     """Returns a row; nodes and conditions are given as they are in YAML."""
     where = tuple(
@@ -80,7 +87,9 @@ def chain_table() -> Table:
         ],
         scopes={"data": "texture", "weight": "texture", "bias_vector": "global", "output": "texture"},
     )
-    elementwise = row("elementwise", {"first": {"op": ["$unary", "$binary"]}, "tail": {"op": "$unary", "repeat": 8}})
+    elementwise = row(
+        "elementwise", {"first": {"op": ["$unary", "$binary"]}, "tail": {"op": "$unary", "repeat": 8}}
+    )
     gated = {"gate": {"op": "$unary", "in": "x"}, "y": {"op": "multiply", "in": ["x", "gate"]}}
     both = {
         "a": {"op": "$unary", "in": "x"},
@@ -93,7 +102,9 @@ def chain_table() -> Table:
 Build = Callable[..., Any]
 
 
-def module(build: Build, inputs: Sequence[str] = ("x", "y"), weights: Sequence[str] = ("w",), **shapes: Any) -> Any:
+def module(
+    build: Build, inputs: Sequence[str] = ("x", "y"), weights: Sequence[str] = ("w",), **shapes: Any
+) -> Any:
     """Returns a module of one function; ``build`` is given the builder and the parameters by name."""
     names = [*inputs, *weights]
     given = {name: shapes.get(name, (8, 8, 1, 1) if name in weights else SHAPE) for name in names}
@@ -123,7 +134,9 @@ def names(match: Any) -> list[str]:
     return [variable.name for variable in match.ops]
 
 
-def outputs(mod: Any, function: str = "main", sizes: dict[str, int] | None = None, seed: int = 0) -> list[Any]:
+def outputs(
+    mod: Any, function: str = "main", sizes: dict[str, int] | None = None, seed: int = 0
+) -> list[Any]:
     """Runs a function on the CPU, with inputs drawn from ``seed``; composites run as ordinary functions."""
     plain = mod.clone()
     for variable, func in mod.functions.items():

@@ -182,6 +182,7 @@ def _timm(entry: Entry) -> Any:
 
 
 def _pytorchcv(entry: Entry) -> Any:
+    declare_torchvision_operators()
     from pytorchcv.model_provider import get_model
 
     options: dict[str, Any] = {"pretrained": False}

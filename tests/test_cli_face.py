@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -157,6 +159,7 @@ def test_numbers_that_json_lacks() -> None:
 
 BARE = """
 import sys
+import zipfile
 class Wall:
     def find_spec(self, name, path=None, target=None):
         if name.split(".")[0] in ("tvm", "tvm_ffi", "onnx", "torch"):
@@ -192,3 +195,18 @@ def test_a_reader_that_leaves_is_no_fault() -> None:
     done = subprocess.run(command, shell=True, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.stdout.startswith("adreno: ")
     assert done.stderr == ""
+
+
+@pytest.mark.slow
+def test_the_wheel_is_whole(tmp_path: Path) -> None:
+    for name in ("fusion_patterns", "patterns", "setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+        copy(ROOT / name, tmp_path / name)
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", "dist", "."]
+    subprocess.run(command, cwd=tmp_path, check=True)
+    (wheel,) = (tmp_path / "dist").glob("*.whl")
+    held = set(zipfile.ZipFile(wheel).namelist())
+    files = {path for path in (ROOT / "fusion_patterns").rglob("*") if path.is_file()}
+    package = {str(path.relative_to(ROOT)) for path in files if "__pycache__" not in path.parts}
+    tables = {f"fusion_patterns/patterns/{path.name}" for path in (ROOT / "patterns").glob("*.*")}
+    assert (package | tables) - held == set()

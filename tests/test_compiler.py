@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -27,7 +28,8 @@ from fusion_patterns import (
 from fusion_patterns.compiler import as_target
 from fusion_patterns.errors import BuildError, TableError
 from fusion_patterns.lower.schedule import PackedKernel
-from fusion_patterns.place.decide import composites_of
+from fusion_patterns.place.decide import composites_of, decide
+from fusion_patterns.place.needs import NotPacked, needs_of
 from fusion_patterns.reference import Reference
 from fusion_patterns.run import Device, Session, load
 
@@ -77,11 +79,9 @@ def test_a_composite_says_where_its_inputs_live() -> None:
     scopes = {str(name): str(scope) for name, scope in func.attrs["fusion_patterns.scopes"].items()}
     assert scopes["output"] == "texture"
     assert sorted(scopes.values()) == ["global", "texture", "texture"]  # weight; data, output
-    assert str(func.attrs["fusion_patterns.origin"]).endswith(
-        f"adreno.yaml:{load_table().row('conv2d.depthwise').origin.line}"
-        if hasattr(load_table(), "row")
-        else str(func.attrs["fusion_patterns.origin"])
-    )
+    (row,) = [row for row in load_table().patterns if row.name == "conv2d.depthwise"]
+    assert str(func.attrs["fusion_patterns.origin"]) == str(row.origin)
+    assert str(func.attrs["fusion_patterns.kernel"]) == row.kernel
 
 
 def test_the_pass_does_what_the_function_does() -> None:
@@ -242,15 +242,12 @@ def test_a_composite_whose_kernel_fails_goes_and_the_build_goes_on(
 
 
 def test_a_composite_that_can_not_be_packed_goes_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fusion_patterns.place import decide as module
-    from fusion_patterns.place.needs import NotPacked, needs_of
-
     def refuse(func: Any) -> Any:
         if "depthwise" in str(func.attrs["Composite"]):
             raise NotPacked("no packed kernel today", "the culprit")
         return needs_of(func)
 
-    monkeypatch.setattr(sys.modules[module.__module__], "needs_of", refuse)
+    monkeypatch.setattr(sys.modules[decide.__module__], "needs_of", refuse)
     report = compile_module(network()).report
     found = [(d.value, d.reason) for d in report.declined if d.row == "conv2d.depthwise"]
     assert found == [("the culprit", "no packed kernel today")]
@@ -279,7 +276,7 @@ def test_the_same_kernels_and_manifest_under_any_hash_seed(tmp_path: Path) -> No
             [sys.executable, "-W", "ignore", "-c", script],
             capture_output=True,
             text=True,
-            env={**__import__("os").environ, "PYTHONHASHSEED": seed},
+            env={**os.environ, "PYTHONHASHSEED": seed},
             check=False,
         )
         assert done.returncode == 0, done.stderr

@@ -239,18 +239,7 @@ def test_the_convs_input_is_its_residual(opencl_device: Device, padding: list[in
 
 
 @pytest.mark.opencl
-@pytest.mark.parametrize(
-    "scope",
-    [
-        "global",
-        pytest.param(
-            "texture",
-            marks=pytest.mark.xfail(
-                strict=True, reason="packing a weight into a texture stores single lanes"
-            ),
-        ),
-    ],
-)
+@pytest.mark.parametrize("scope", ["global", "texture"])
 def test_data_and_weight_are_one_tensor(opencl_device: Device, scope: str) -> None:
     shape = (6, 6, 3, 3)
     calls = Calls()

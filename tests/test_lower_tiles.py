@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fusion_patterns.place.profiles import Tiles
 from fusion_patterns.lower.tiles import choose_group, choose_tile, divisor
 
 SHAPES = st.tuples(
@@ -55,23 +56,44 @@ def test_a_thread_without_a_reduction_computes_one_texel(shape: tuple[int, ...])
     assert (tile.blocks, tile.rows, tile.columns) == (1, 1, 1)
 
 
-@given(SHAPES, st.sampled_from([1, 2, 4, 8]))
-def test_a_thread_computes_no_more_columns_than_its_kernel_can(
-    shape: tuple[int, ...], most_columns: int
+@given(SHAPES, st.sampled_from([1, 2, 4, 8]), st.sampled_from([1, 2, 4]))
+def test_a_thread_computes_no_more_than_its_kernel_can(
+    shape: tuple[int, ...], most_columns: int, most_blocks: int
 ) -> None:
-    tile = choose_tile(shape, reduces=True, max_threads=256, most_columns=most_columns)
+    tile = choose_tile(
+        shape, reduces=True, max_threads=256, most_columns=most_columns, most_blocks=most_blocks
+    )
     assert tile.columns <= most_columns
-    assert tile.blocks <= 2
+    assert tile.blocks <= most_blocks
+    assert tile.blocks * tile.columns <= Tiles().accumulators
 
 
 def test_a_large_image_gets_large_tiles_and_a_small_one_many_threads() -> None:
     large = choose_tile((1, 64, 112, 112, 4), reduces=True, max_threads=256)
     small = choose_tile((1, 16, 7, 7, 4), reduces=True, max_threads=256)
-    assert large.blocks * large.columns >= 8
-    assert small.blocks * small.columns <= 4
+    assert large.blocks * large.columns == Tiles().accumulators
+    assert small.blocks * small.columns == 1
+
+
+@given(SHAPES, st.sampled_from([1, 2, 8, 12, 16, 64]), st.integers(1, 1024))
+def test_a_sum_is_split_evenly_and_a_group_holds_all_shares(
+    shape: tuple[int, ...], shares: int, max_threads: int
+) -> None:
+    tiles = Tiles(threads=65536, group=128, split=16)
+    tile = choose_tile(shape, reduces=True, max_threads=max_threads, tiles=tiles, shares=shares)
+    assert shares % tile.split == 0
+    assert tile.blocks * tile.columns % tile.split == 0
+    assert prod(tile.group) * tile.split <= max(max_threads, tile.split)
+    if tile.split > 1:
+        assert shape[1] // tile.blocks % tile.group[0] == 0
+
+
+def test_without_local_memory_no_sum_is_split() -> None:
+    assert choose_tile((1, 16, 7, 7, 4), reduces=True, max_threads=256, shares=64).split == 1
 
 
 def test_a_group_is_wide_in_x_first() -> None:
     assert choose_group((64, 64, 64), 256) == (1, 4, 16)
     assert choose_group((64, 1, 1), 256) == (64, 1, 1)
+    assert choose_group((128, 1, 1), 256, 128) == (64, 1, 1)
     assert choose_group((64, 64, 64), 8) == (1, 1, 8)

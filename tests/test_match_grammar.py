@@ -32,7 +32,11 @@ def conv_then(*calls):
 
 def test_an_optional_node_may_be_absent():
     made = table(row("r", {"conv": CONV, "bias": {"op": "add", "optional": True}, "act": {"op": "nn.relu"}}))
-    assert longest(conv_then(lambda v, y: op.add(v, y), lambda v, y: nn.relu(v)), made) == ("lv", "lv1", "lv2")
+    assert longest(conv_then(lambda v, y: op.add(v, y), lambda v, y: nn.relu(v)), made) == (
+        "lv",
+        "lv1",
+        "lv2",
+    )
     assert longest(conv_then(lambda v, y: nn.relu(v)), made) == ("lv", "lv1")
     assert longest(conv_then(lambda v, y: op.tanh(v), lambda v, y: nn.relu(v)), made) == ()
 
@@ -51,7 +55,12 @@ def test_every_length_of_a_repetition_is_a_candidate():
 
 @pytest.mark.parametrize("call", [op.add, op.multiply, op.maximum, op.minimum])
 def test_operators_that_commute_match_in_both_orders(call):
-    made = table(row("r", {"conv": CONV, "sum": {"op": ["add", "multiply", "maximum", "minimum"], "in": ["conv", "skip"]}}))
+    made = table(
+        row(
+            "r",
+            {"conv": CONV, "sum": {"op": ["add", "multiply", "maximum", "minimum"], "in": ["conv", "skip"]}},
+        )
+    )
     assert longest(conv_then(lambda v, y: call(v, y)), made) == ("lv", "lv1")
     assert longest(conv_then(lambda v, y: call(y, v)), made) == ("lv", "lv1")
 
@@ -94,7 +103,14 @@ def test_a_fragment_must_be_complete():
 
 def test_the_sum_of_two_convolutions():
     made = table(
-        row("pair", {"a": CONV, "b": {"op": "nn.conv2d", "in": ["data_b", "weight_b"]}, "sum": {"op": "add", "in": ["a", "b"]}})
+        row(
+            "pair",
+            {
+                "a": CONV,
+                "b": {"op": "nn.conv2d", "in": ["data_b", "weight_b"]},
+                "sum": {"op": "add", "in": ["a", "b"]},
+            },
+        )
     )
 
     def build(emit, x, y, w):
@@ -108,7 +124,14 @@ def test_the_sum_of_two_convolutions():
 
 def test_one_convolution_is_not_two():
     made = table(
-        row("pair", {"a": CONV, "b": {"op": "nn.conv2d", "in": ["data_b", "weight_b"]}, "sum": {"op": "add", "in": ["a", "b"]}})
+        row(
+            "pair",
+            {
+                "a": CONV,
+                "b": {"op": "nn.conv2d", "in": ["data_b", "weight_b"]},
+                "sum": {"op": "add", "in": ["a", "b"]},
+            },
+        )
     )
     assert found(conv_then(lambda v, y: op.add(v, v)), made) == set()
 
@@ -133,12 +156,19 @@ def test_a_prologue_is_found_backwards():
     mod = module(build)
     assert found(mod, made) == {("lv3",), ("lv2", "lv3"), ("lv1", "lv2", "lv3"), ("lv", "lv1", "lv2", "lv3")}
     (match,) = plan_fusion(mod, made).matches
-    assert [(tensor.name, tensor.expr.name) for tensor in match.inputs] == [("data", "x"), ("gamma", "y"), ("weight", "w")]
+    assert [(tensor.name, tensor.expr.name) for tensor in match.inputs] == [
+        ("data", "x"),
+        ("gamma", "y"),
+        ("weight", "w"),
+    ]
 
 
 def test_one_name_is_one_tensor():
     made = table(row("r", {"conv": CONV, "sum": {"op": "add", "in": ["conv", "data"]}}))
-    assert longest(module(lambda emit, x, y, w: emit(op.add(emit(nn.conv2d(x, w)), x))), made) == ("lv", "lv1")
+    assert longest(module(lambda emit, x, y, w: emit(op.add(emit(nn.conv2d(x, w)), x))), made) == (
+        "lv",
+        "lv1",
+    )
     assert longest(module(lambda emit, x, y, w: emit(op.add(y, emit(nn.conv2d(x, w))))), made) == ()
 
 
@@ -187,14 +217,20 @@ def test_a_value_that_may_leave_must_not_come_back():
 
 
 def test_an_output_in_the_middle():
-    made = table(row("r", {"conv": CONV, "act": {"op": "nn.relu"}, "end": {"op": "tanh"}}, output="act", leaves=["end"]))
+    made = table(
+        row(
+            "r", {"conv": CONV, "act": {"op": "nn.relu"}, "end": {"op": "tanh"}}, output="act", leaves=["end"]
+        )
+    )
     mod = conv_then(lambda v, y: nn.relu(v), lambda v, y: op.tanh(v))
     (match,) = plan_fusion(mod, made).matches
     assert [variable.name for variable in match.outputs] == ["lv1", "lv2"]
 
 
 def test_any_operator_can_be_the_anchor():
-    made = table(row("pool", {"pool": {"op": "nn.max_pool2d", "in": "data"}, "tail": {"op": "nn.relu", "repeat": 2}}))
+    made = table(
+        row("pool", {"pool": {"op": "nn.max_pool2d", "in": "data"}, "tail": {"op": "nn.relu", "repeat": 2}})
+    )
     mod = module(lambda emit, x, y, w: emit(nn.relu(emit(nn.max_pool2d(x, (2, 2))))))
     assert longest(mod, made) == ("lv", "lv1")
 
@@ -229,7 +265,7 @@ def test_match_cast_is_not_crossed():
 
 def test_a_name_of_a_name_is_the_same_value():
     mod = module(lambda emit, x, y, w: emit(nn.relu(emit(emit(nn.conv2d(x, w))))))
-    assert "lv1: R.Tensor((1, 8, 6, 6), dtype=\"float32\") = lv\n" in mod.script()
+    assert 'lv1: R.Tensor((1, 8, 6, 6), dtype="float32") = lv\n' in mod.script()
     (match,) = plan_fusion(mod, chain_table()).matches
     assert names(match) == ["lv", "lv2"]
 

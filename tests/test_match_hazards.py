@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from match_helpers import chain_table, hazards, names
+from match_helpers import chain_table, hazard, hazards, names
 
 from fusion_patterns.match import FusionPlan, Outcome, plan_fusion
 
@@ -11,7 +11,7 @@ TABLE = chain_table()
 
 
 def planned(case: str) -> FusionPlan:
-    return plan_fusion(hazards().CASES[case](), TABLE)
+    return plan_fusion(hazard(case), TABLE)
 
 
 def fused(plan: FusionPlan) -> list[str]:
@@ -82,8 +82,8 @@ def test_a_cycle_through_softmax() -> None:
     plan = planned("nonconvex_through_softmax")
     assert fused(plan) == ["conv2d: c", "elementwise: o"]
     assert reasons(plan) == {
-        "c": "fusing would close a cycle: `c` (nn.conv2d) -> `s` (nn.softmax) -> `o` (multiply) leaves the match"
-        " and comes back into it"
+        "c": "fusing would close a cycle: `c` (nn.conv2d) -> `s` (nn.softmax) -> `o` (multiply)"
+        " leaves the match and comes back into it"
     }
 
 
@@ -147,13 +147,15 @@ def test_symbolic_dimensions_match() -> None:
 def test_a_shape_that_is_not_known_satisfies_no_condition_on_it() -> None:
     plan = planned("unknown_shape_rank_only")
     assert fused(plan) == ["elementwise: o"]
-    assert reasons(plan)["k"].startswith("`output.H == conv.H` can't be decided: the dimension H is not known")
+    assert reasons(plan)["k"].startswith(
+        "`output.H == conv.H` can't be decided: the dimension H is not known"
+    )
 
 
 @pytest.mark.parametrize("case", ["onnx_hardswish", "native_activations", "pooling_mix", "unet_upsample"])
 def test_every_convolution_is_taken_with_what_follows(case: str) -> None:
     plan = planned(case)
-    mod = hazards().CASES[case]()
+    mod = hazard(case)
     convolutions = [
         binding.var.name
         for block in mod["main"].body.blocks

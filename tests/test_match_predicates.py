@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from match_helpers import hazards, module, row, table
+from match_helpers import hazard, module, row, table
 from tvm import relax
 
 from fusion_patterns.match import Outcome, plan_fusion
@@ -155,7 +155,11 @@ def test_channels_are_last_in_nhwc():
 
 def test_a_condition_on_what_is_absent_holds():
     nodes = {**NODES, "bias": {"op": "subtract", "in": ["conv", "bias_vector"], "optional": True}}
-    where = [{"tensor": "bias_vector", "rank": 9}, {"node": "bias", "uses": 9}, {"that": "bias_vector.C == 9"}]
+    where = [
+        {"tensor": "bias_vector", "rank": 9},
+        {"node": "bias", "uses": 9},
+        {"that": "bias_vector.C == 9"},
+    ]
     plan = plan_fusion(conv(), table(row("r", nodes, where=where)))
     assert [sorted(match.nodes) for match in plan.matches] == [["conv"]]
 
@@ -204,4 +208,4 @@ def test_a_condition_on_a_repeated_node_holds_for_each():
     ],
 )
 def test_what_is_not_known_never_satisfies(case, predicate, reason):
-    assert verdict(predicate, hazards().CASES[case]()) == reason
+    assert verdict(predicate, hazard(case)) == reason

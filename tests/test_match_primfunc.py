@@ -28,7 +28,11 @@ def in_place(*reads):
     [
         (lambda a: te.compute(SHAPE, lambda *at: te.max(a(*at), 0.0)), [SHAPE], (True,)),
         (lambda a: te.compute(SHAPE, lambda *at: te.exp(a(*at)) * a(*at)), [SHAPE], (True,)),
-        (in_place(lambda i, at: i[0](*at), lambda i, at: i[1](0, at[1], 0, 0)), [SHAPE, (1, 8, 1, 1)], (True, False)),
+        (
+            in_place(lambda i, at: i[0](*at), lambda i, at: i[1](0, at[1], 0, 0)),
+            [SHAPE, (1, 8, 1, 1)],
+            (True, False),
+        ),
         (in_place(lambda i, at: i[0](*at), lambda i, at: i[1](*at[2:])), [SHAPE, (6, 6)], (True, False)),
         (in_place(lambda i, at: i[0](*at), lambda i, at: i[1]()), [SHAPE, ()], (True, False)),
     ],

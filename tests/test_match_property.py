@@ -89,7 +89,9 @@ def build(spec: Spec) -> Any:
             values: list[Any] = list(parameters)
             for op, first, second in spec.ops:
                 values.append(builder.emit(_call(op, values[first], values[second], weight)))
-            used = {at for op, *places in spec.ops for at in places[: 1 if op in (*UNARY, "nn.conv2d") else 2]}
+            used = {
+                at for op, *places in spec.ops for at in places[: 1 if op in (*UNARY, "nn.conv2d") else 2]
+            }
             sinks = [place for place in range(len(spec.ops)) if place + PARAMETERS not in used]
             leaving = sorted({*spec.returned, *sinks})
             results = [builder.emit_output(values[PARAMETERS + place]) for place in leaving]
@@ -128,16 +130,16 @@ class Shape:
         return Shape(list(self.ops), {**self.names, name: place})
 
 
-def _shapes(made: Table, nodes: Mapping[str, Node], start: Shape, value: str | None, label: str) -> Iterator[Shape]:
+def _shapes(
+    made: Table, nodes: Mapping[str, Node], start: Shape, value: str | None, label: str
+) -> Iterator[Shape]:
     """Yields every shape of these nodes after ``start``."""
     shapes = [start]
     order = list(nodes)
     for place, name in enumerate(order):
         before = order[place - 1] if place else value
         shapes = [
-            grown
-            for shape in shapes
-            for grown in _with_node(made, nodes, name, before, shape, label or name)
+            grown for shape in shapes for grown in _with_node(made, nodes, name, before, shape, label or name)
         ]
     yield from shapes
 
@@ -148,7 +150,10 @@ def _with_node(
     node = nodes[name]
     inputs = node.inputs or ((before,) if before is not None else ())
     places = tuple(shape.names.get(operand, ("tensor", operand)) for operand in inputs)
-    absent = next((p for p, operand in zip(places, inputs, strict=True) if operand in nodes), places[0] if places else None)
+    absent = next(
+        (p for p, operand in zip(places, inputs, strict=True) if operand in nodes),
+        places[0] if places else None,
+    )
     if node.repeat is not None:
         grown = [(shape, places[0])]
         for count in range(node.repeat.max + 1):
@@ -273,7 +278,9 @@ def _is_legal(
         leaves = member in returned or any(user not in inside for user in graph.successors(member))
         if leaves and member != output and label not in only.leaves:
             return False
-    contracted = nx.DiGraph((("M" if a in inside else a), ("M" if b in inside else b)) for a, b in graph.edges)
+    contracted = nx.DiGraph(
+        (("M" if a in inside else a), ("M" if b in inside else b)) for a, b in graph.edges
+    )
     contracted.remove_edges_from(list(nx.selfloop_edges(contracted)))
     return nx.is_directed_acyclic_graph(contracted)
 
@@ -281,37 +288,100 @@ def _is_legal(
 CONV = {"op": "nn.conv2d", "in": ["data", "weight"]}
 ANY = [*UNARY, *BINARY]
 TABLES = {
-    "chain": table(row("r", {"conv": CONV, "bias": {"op": "add", "in": ["conv", "b"], "optional": True}, "tail": {"op": ANY, "repeat": 2}})),
+    "chain": table(
+        row(
+            "r",
+            {
+                "conv": CONV,
+                "bias": {"op": "add", "in": ["conv", "b"], "optional": True},
+                "tail": {"op": ANY, "repeat": 2},
+            },
+        )
+    ),
     "fragment": table(
         row("r", {"conv": CONV, "tail": {"op": ["nn.relu", "$gated", "$both"], "repeat": 2}}),
-        gated={"g": {"op": ["sigmoid", "clip"], "in": "x"}, "y": {"op": ["multiply", "subtract"], "in": ["x", "g"]}},
-        both={"a": {"op": list(UNARY), "in": "x"}, "b": {"op": list(UNARY), "in": "x"}, "y": {"op": list(BINARY), "in": ["a", "b"]}},
+        gated={
+            "g": {"op": ["sigmoid", "clip"], "in": "x"},
+            "y": {"op": ["multiply", "subtract"], "in": ["x", "g"]},
+        },
+        both={
+            "a": {"op": list(UNARY), "in": "x"},
+            "b": {"op": list(UNARY), "in": "x"},
+            "y": {"op": ["add", "subtract"], "in": ["a", "b"]},
+        },
     ),
-    "two anchors": table(row("r", {
-        "a": CONV, "ra": {"op": "nn.relu", "optional": True},
-        "b": {"op": "nn.conv2d", "in": ["data_b", "weight_b"]}, "rb": {"op": ["nn.relu", "clip"], "in": "b", "optional": True},
-        "sum": {"op": ["add", "subtract", "maximum"], "in": ["ra", "rb"]}, "tail": {"op": "nn.relu", "repeat": 1},
-    })),
-    "prologue": table(row("r", {
-        "scale": {"op": "multiply", "in": ["data", "s"], "optional": True},
-        "act": {"op": list(UNARY), "in": "scale", "optional": True},
-        "conv": {"op": "nn.conv2d", "in": ["act", "weight"]}, "tail": {"op": "add", "repeat": 1},
-    })),
+    "two anchors": table(
+        row(
+            "r",
+            {
+                "a": CONV,
+                "ra": {"op": "nn.relu", "optional": True},
+                "b": {"op": "nn.conv2d", "in": ["data_b", "weight_b"]},
+                "rb": {"op": ["nn.relu", "clip"], "in": "b", "optional": True},
+                "sum": {"op": ["add", "subtract", "maximum"], "in": ["ra", "rb"]},
+                "tail": {"op": "nn.relu", "repeat": 1},
+            },
+        )
+    ),
+    "prologue": table(
+        row(
+            "r",
+            {
+                "scale": {"op": "multiply", "in": ["data", "s"], "optional": True},
+                "act": {"op": list(UNARY), "in": "scale", "optional": True},
+                "conv": {"op": "nn.conv2d", "in": ["act", "weight"]},
+                "tail": {"op": "add", "repeat": 1},
+            },
+        )
+    ),
     "repeated prologue": table(
-        row("r", {"pre": {"op": ["nn.relu", "add", "$gated"], "in": "data", "repeat": 2}, "conv": {"op": "nn.conv2d", "in": ["pre", "weight"]}}),
+        row(
+            "r",
+            {
+                "pre": {"op": ["nn.relu", "add", "$gated"], "in": "data", "repeat": 2},
+                "conv": {"op": "nn.conv2d", "in": ["pre", "weight"]},
+            },
+        ),
         gated={"g": {"op": "sigmoid", "in": "x"}, "y": {"op": "multiply", "in": ["x", "g"]}},
     ),
-    "own residual": table(row("r", {"conv": CONV, "sum": {"op": ["add", "subtract"], "in": ["conv", "data"]}})),
-    "diamond": table(row("r", {
-        "conv": CONV, "a": {"op": list(UNARY), "in": "conv"}, "b": {"op": list(UNARY), "in": "conv"},
-        "m": {"op": list(BINARY), "in": ["a", "b"]}, "o": {"op": list(BINARY), "in": ["m", "conv"], "optional": True},
-    })),
-    "order": table(row("r", {"c": {"op": "nn.relu", "in": "x"}, "s": {"op": "subtract", "in": ["y", "c"]}, "m": {"op": "maximum", "in": ["s", "z"]}})),
+    "own residual": table(
+        row("r", {"conv": CONV, "sum": {"op": ["add", "subtract"], "in": ["conv", "data"]}})
+    ),
+    "diamond": table(
+        row(
+            "r",
+            {
+                "conv": CONV,
+                "a": {"op": list(UNARY), "in": "conv"},
+                "b": {"op": list(UNARY), "in": "conv"},
+                "m": {"op": list(BINARY), "in": ["a", "b"]},
+                "o": {"op": list(BINARY), "in": ["m", "conv"], "optional": True},
+            },
+        )
+    ),
+    "order": table(
+        row(
+            "r",
+            {
+                "c": {"op": "nn.relu", "in": "x"},
+                "s": {"op": "subtract", "in": ["y", "c"]},
+                "m": {"op": "maximum", "in": ["s", "z"]},
+            },
+        )
+    ),
     "least": table(row("r", {"first": {"op": ANY}, "tail": {"op": ANY, "repeat": {"min": 2, "max": 2}}})),
     "leaves": table(row("r", {"conv": CONV, "act": {"op": ANY}, "end": {"op": ANY}}, leaves=["conv", "act"])),
-    "late anchor": table(row("r", {
-        "a": {"op": "nn.relu", "in": "x"}, "b": {"op": "sigmoid", "in": "x"}, "m": {"op": ["multiply", "maximum"], "in": ["a", "b"]},
-    }, anchor="m")),
+    "late anchor": table(
+        row(
+            "r",
+            {
+                "a": {"op": "nn.relu", "in": "x"},
+                "b": {"op": "sigmoid", "in": "x"},
+                "m": {"op": ["multiply", "maximum"], "in": ["a", "b"]},
+            },
+            anchor="m",
+        )
+    ),
     "fragment anchor": table(
         row("r", {"first": {"op": ["$gated", "add"]}, "tail": {"op": "nn.relu", "repeat": 2}}),
         gated={"g": {"op": "sigmoid", "in": "x"}, "y": {"op": "multiply", "in": ["x", "g"]}},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,8 +12,10 @@ from modules import const, graph, nn, var, weight
 from tvm import relax
 from tvm.relax import op
 
-from fusion_patterns import load_table, verify
-from fusion_patterns.run import Device
+from fusion_patterns import compile_module, load_table, verify
+from fusion_patterns.place.probe import composite_values
+from fusion_patterns.run import Device, Session
+from fusion_patterns.run.replay import draw_inputs
 
 X = (1, 8, 10, 10)
 SAME = {"padding": [1, 1]}
@@ -208,3 +211,24 @@ def test_a_row(opencl_device: Device, row: str, name: str) -> None:
     figures = report.compiled.report
     assert row in figures.composites, [d for d in figures.declined if d.row == row]
     assert figures.convs["covered"] == figures.convs["total"]
+
+
+@pytest.mark.opencl
+@pytest.mark.parametrize(
+    ("row", "name"),
+    [(r, name) for r, cases in CASES.items() for name in cases if "odd" in name or "inside" in name],
+)
+def test_lanes_beyond_the_last_channel_hold_zero(opencl_device: Device, row: str, name: str) -> None:
+    compiled = compile_module(CASES[row][name]())
+    values = composite_values(compiled.fused, compiled.placement, "main")
+    main = replace(compiled.manifest.functions["main"], result=tuple(value.packed for value in values))
+    manifest = replace(compiled.manifest, functions={"main": main})
+    results = Session(manifest, opencl_device).run(draw_inputs(main, 0, {}))
+    checked = 0
+    for value, lanes in zip(values, results, strict=True):
+        channels = compiled.placement.needs[value.composite].output_shape[1]
+        if channels % 4:
+            checked += value.row == row
+            assert not lanes[:, -1, :, :, channels % 4 :].any(), value.name
+            assert lanes[:, -1, :, :, : channels % 4].any(), value.name
+    assert checked

@@ -13,7 +13,7 @@ from typing import Any
 
 import tvm
 from tvm import tirx
-from tvm_ffi import structural_walk
+from tvm_ffi import structural_map, structural_walk
 
 from .. import tvm_compat
 from .dims import dim
@@ -87,7 +87,8 @@ def first_line(error: Exception) -> str:
 
 
 def _lower(name: str, func: Any, target: Any) -> LoweredFunc:
-    mod = tvm.IRModule({name: func.with_attr("global_symbol", name)})
+    func = with_c_names(func).with_attr("global_symbol", name)
+    mod = tvm.IRModule({name: func})
     mod = tirx.transform.BindTarget(target)(mod)
     with tvm.transform.PassContext(disabled_pass=HOST_PACKAGING):
         mod = tvm_compat.adreno_tir_pipeline()[0](mod)
@@ -103,6 +104,29 @@ def _lower(name: str, func: Any, target: Any) -> LoweredFunc:
     if host is None:
         raise KernelFault("no host part")
     return _Host(host, sources).read()
+
+
+def with_c_names(func: Any) -> Any:
+    """The PrimFunc with parameters that OpenCL C can name; importers keep names such as ``gpu_0/data_0``."""
+    taken = {str(param.name) for param in func.params}
+    changed = {}
+    for param in func.params:
+        name = str(param.name)
+        if name.isidentifier() and name.isascii() or not hasattr(param.ty, "storage_scope"):
+            continue
+        stem = new = "p_" + re.sub(r"\W", "_", name, flags=re.ASCII)
+        count = 0
+        while new in taken:
+            count += 1
+            new = f"{stem}_{count}"
+        taken.add(new)
+        scope = str(param.ty.storage_scope) or "global"
+        changed[param] = tirx.decl_buffer(param.ty.shape, param.ty.dtype, new, scope=scope)
+    if not changed:
+        return func
+    params = [changed.get(param, param) for param in func.params]
+    body = structural_map(func.body, (tvm.ir.Var, lambda var: changed.get(var, var)))
+    return tirx.PrimFunc(params, body, func.ret_type, func.attrs)
 
 
 def _codegen(gv: Any, kernel: Any, target: Any) -> str:

@@ -14,12 +14,16 @@ from tvm.ir.expr import TensorLoad
 from tvm.s_tir.dlight.base import ScheduleRule
 from tvm_ffi import structural_walk
 
-from .tiles import Tile, choose_tile
+from ..place.profiles import Tiles
+from .tiles import DEFAULT, Tile, choose_tile
 
 __all__ = ["KERNEL_ATTR", "PackedKernel", "schedule_packed"]
 
 KERNEL_ATTR = "fusion_patterns.kernel"
+LANES = 4
+DATA_RANK = 5
 REDUCE = 2  # tirx.IterVar.CommReduce
+SPLITTABLE = ("conv2d_packed",)
 MAX_KERNEL_ROW = 5  # a thread slides such a kernel over an input row that it keeps in registers
 
 
@@ -30,33 +34,39 @@ class PackedKernel(ScheduleRule):  # type: ignore[misc]
     vectorize (``erf``).
     """
 
-    def __init__(self, lanes_apart: bool = False) -> None:
+    def __init__(self, lanes_apart: bool = False, tiles: Tiles = DEFAULT) -> None:
         super().__init__()
-        self.lanes_apart = lanes_apart
+        self.lanes_apart, self.tiles = lanes_apart, tiles
 
     def apply(self, func: Any, target: Any, tunable: bool) -> Any:
         """A schedule of the fused kernel, or ``None`` if it is not one of ours."""
         if not isinstance(func, tirx.PrimFunc) or not func.attrs or KERNEL_ATTR not in func.attrs:
             return None
         limit = int(target.attrs.get("max_threads_per_block", target.attrs.get("max_num_threads", 256)))
-        return schedule_packed(func, limit, lanes_apart=self.lanes_apart)
+        return schedule_packed(func, limit, lanes_apart=self.lanes_apart, tiles=self.tiles)
 
 
 def schedule_packed(
-    func: Any, max_threads: int, tile: Tile | None = None, *, lanes_apart: bool = False
+    func: Any,
+    max_threads: int,
+    tile: Tile | None = None,
+    *,
+    lanes_apart: bool = False,
+    tiles: Tiles = DEFAULT,
 ) -> s_tir.Schedule:
     """Schedule one packed kernel.
 
-    ``max_threads`` is the largest work group of the target; ``tile`` overrides the choice.
+    ``max_threads`` is the largest work group of the target; ``tile`` overrides the choice by ``tiles``.
     """
-    return _Kernel(s_tir.Schedule(func), max_threads, tile, lanes_apart).run()
+    return _Kernel(s_tir.Schedule(func), max_threads, tile, lanes_apart, tiles).run()
 
 
 class _Kernel:
     def __init__(
-        self, sch: s_tir.Schedule, max_threads: int, tile: Tile | None, lanes_apart: bool
+        self, sch: s_tir.Schedule, max_threads: int, tile: Tile | None, lanes_apart: bool, tiles: Tiles
     ) -> None:
-        self.sch, self.max_threads, self.tile, self.lanes_apart = sch, max_threads, tile, lanes_apart
+        self.sch, self.max_threads, self.tile = sch, max_threads, tile
+        self.lanes_apart, self.tiles = lanes_apart, tiles
         root = sch.get_sblock("root")
         self.blocks = list(sch.get_child_blocks(root))
         self.reductions = [b for b in self.blocks if self._is_reduction(b)]
@@ -72,26 +82,45 @@ class _Kernel:
             stages.append(last)
             last = sch.cache_write(last, 0, "local")
         shape = tuple(int(d) for d in sch.get(last).writes[0].source.ty.shape)
-        if len(shape) != 5:
-            return self._plain_result(last)
+        if len(shape) != DATA_RANK:
+            return self._flat_result(last, shape)
         names = [str(sch.get(block).name_hint) for block in self.reductions]
-        tile = self.tile or choose_tile(
-            shape,
-            reduces=any(name.startswith("conv2d") for name in names),
-            max_threads=self.max_threads,
-            # neighbours in a transposed convolution start from different rows and columns of the kernel
-            most_blocks=1 if any(name.startswith("conv2d_packed_grouped") for name in names) else 2,
-            most_columns=1 if any(name.startswith("conv2d_transpose") for name in names) else 8,
-        )
+        tile = self.tile or self._choose(shape, names)
+        if tile.split > 1:
+            partial, inner = self._split(last, self.reductions[0], stages, tile)
+            self._reduce(partial, pads[id(self.reductions[0])], inner)
+            return sch
         thread = self._tile(last, tile)
-        for stage in reversed(stages):
-            sch.set_scope(stage, 0, "local")
-            sch.compute_at(stage, thread)
-            self._vectorize_tail(stage, thread, apart=self.lanes_apart)
+        self._finish(stages, thread)
         for reduction in reversed(self.reductions):
             self._reduce(reduction, pads[id(reduction)], thread)
         return sch
 
+    def _choose(self, shape: tuple[int, ...], names: list[str]) -> Tile:
+        """The tile by the device's profile and what the reductions allow."""
+        shares = 1
+        if len(names) == 1 and names[0].startswith(SPLITTABLE):
+            axes = [v for v in self.sch.get(self.reductions[0]).iter_vars if int(v.iter_type) == REDUCE]
+            shares = int(axes[0].dom.extent)
+        return choose_tile(
+            shape,
+            reduces=any(name.startswith("conv2d") for name in names),
+            max_threads=self.max_threads,
+            tiles=self.tiles,
+            # a tile must not reach into the next group
+            most_blocks=1 if any(name.startswith("conv2d_packed_grouped") for name in names) else 4,
+            # neighbours in a transposed convolution start from different rows and columns of the kernel
+            most_columns=1 if any(name.startswith("conv2d_transpose") for name in names) else 14,
+            shares=shares,
+        )
+
+    def _finish(self, stages: list[Any], thread: Any) -> None:
+        """Compute what the epilogue reads more than once in registers of the thread that writes the result."""
+        sch = self.sch
+        for stage in reversed(stages):
+            sch.set_scope(stage, 0, "local")
+            sch.compute_at(stage, thread)
+            self._vectorize_tail(stage, thread, apart=self.lanes_apart)
     # Reading the function -----------------------------------------------------------------------------------
 
     def _is_reduction(self, block: Any) -> bool:
@@ -153,13 +182,76 @@ class _Kernel:
         sch.vectorize(lane)
         return x_thread
 
-    def _plain_result(self, last: Any) -> s_tir.Schedule:
-        """A plain result: one element for each thread."""
+    def _split(self, last: Any, reduction: Any, stages: list[Any], tile: Tile) -> tuple[Any, Any]:
+        """Split the reduction over the threads of a work group; returns the partial reduction and its thread loop.
+
+        Each thread sums its share in registers and leaves it in local memory; after a barrier the group's threads add
+        up the shares and compute the epilogue.
+        """
         sch = self.sch
-        loop = sch.fuse(*sch.get_loops(last))
+        loops = sch.get_loops(reduction)
+        shares, _ = sch.split(loops[5], [tile.split, None])
+        partial = sch.rfactor(shares, 0)
+        shared = sch.cache_write(partial, 0, "local")
+        sch.set_scope(shared, 0, "shared")
+        blocks, rows, columns = (
+            tile.group[0] * tile.blocks,
+            tile.group[1] * tile.rows,
+            tile.group[2] * tile.columns,
+        )
+        threads = tile.split * tile.group[0] * tile.group[1] * tile.group[2]
+        n, c, y, x, lane = sch.get_loops(last)
+        c, c_in = sch.split(c, [None, blocks])
+        y, y_in = sch.split(y, [None, rows])
+        x, x_in = sch.split(x, [None, columns])
+        sch.reorder(n, c, y, x, c_in, y_in, x_in, lane)
+        z = sch.fuse(n, c)
+        for loop, axis in ((z, "z"), (y, "y"), (x, "x")):
+            sch.bind(loop, f"blockIdx.{axis}")
+        several, thread = sch.split(sch.fuse(c_in, y_in, x_in), [None, threads])
+        sch.reorder(thread, several)
+        sch.bind(thread, "threadIdx.x")
+        sch.vectorize(lane)
+        self._finish(stages, several)
+        sch.set_scope(reduction, 0, "local")
+        sch.compute_at(reduction, several, preserve_unit_loops=True)
+        self._vectorize_sum(reduction, several)
+        sch.compute_at(shared, x, preserve_unit_loops=True)
+        share, *spatial = self._inside(shared, x)
+        c, y, x, lane = spatial[-4:]
+        c, c_in = sch.split(c, [None, tile.blocks])
+        x, x_in = sch.split(x, [None, tile.columns])
+        sch.reorder(share, *spatial[:-4], c, y, x, c_in, x_in, lane)
+        inner = sch.fuse(share, *spatial[:-4], c, y, x)
+        sch.bind(inner, "threadIdx.x")
+        for loop in (c_in, x_in):
+            sch.unroll(loop)
+        sch.vectorize(lane)
+        return partial, inner
+
+    def _vectorize_sum(self, block: Any, thread: Any) -> None:
+        """The sum of the shares: lanes in one vector."""
+        sch = self.sch
+        kinds = [int(v.iter_type) for v in sch.get(block).iter_vars]
+        loops = self._inside(block, thread)
+        shares = loops.pop(kinds.index(REDUCE))
+        *spatial, lane = loops
+        sch.reorder(*spatial, shares, lane)
+        sch.vectorize(lane)
+        init = sch.decompose_reduction(block, shares)
+        sch.vectorize(self._inside(init, thread)[-1])
+
+    def _flat_result(self, last: Any, shape: tuple[int, ...]) -> s_tir.Schedule:
+        """A result that is not data: one element for each thread, or one texel of a packed weight."""
+        sch = self.sch
+        *loops, lane = sch.get_loops(last)
+        if shape[-1] == LANES and len(shape) > DATA_RANK:
+            sch.vectorize(lane)
+        else:
+            loops.append(lane)
+        loop = sch.fuse(*loops)
         extent = int(sch.get(loop).extent)
-        width = min(64, self.max_threads)
-        outer, inner = sch.split(loop, [None, width if extent >= width else extent])
+        outer, inner = sch.split(loop, [None, min(64, self.max_threads, extent)])
         sch.bind(outer, "blockIdx.x")
         sch.bind(inner, "threadIdx.x")
         return sch

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 import tvm
 from tvm import relax, tirx
 from tvm.s_tir import dlight
+from tvm.sym import Analyzer
 from tvm_ffi import structural_equal, structural_hash
 
 from ..place.decide import composites_of
+from ..place.profiles import Tiles
 from .kernels import LoweredFunc, first_line, lower_kernels
 from .legalize import legalize_composites, scope_of
 from .schedule import KERNEL_ATTR, PackedKernel
+from .tiles import DEFAULT
 
 __all__ = ["Lowered", "fuse", "lower", "schedule"]
 
@@ -79,18 +83,21 @@ class _Views(relax.PyExprMutator):  # type: ignore[misc]
             return call
         if scope_of_type(out) != "global" or scope_of(source) != "global" or source.ty.dtype != out.dtype:
             return call
+        # has_reshape_pattern is also true of a slice that keeps the front of a tensor
+        if not Analyzer().can_prove_equal(prod(source.ty.shape.values), prod(out.shape.values)):
+            return call
         name = str(call.args[0].name_hint)
         if name not in self.known:
             self.known[name] = bool(relax.analysis.has_reshape_pattern(self.mod[name]))
         return relax.op.reshape(source, out.shape) if self.known[name] else call
 
 
-def schedule(mod: tvm.IRModule, target: Any) -> tvm.IRModule:
+def schedule(mod: tvm.IRModule, target: Any, tiles: Tiles = DEFAULT) -> tvm.IRModule:
     """Schedule every PrimFunc: packed kernels by our rule, the rest by stock dlight, in plain buffers."""
     with target:
         return tvm.transform.Sequential(
             [
-                dlight.ApplyDefaultSchedule(PackedKernel()),
+                dlight.ApplyDefaultSchedule(PackedKernel(tiles=tiles)),
                 dlight.ApplyDefaultSchedule(*fallback_rules()),
             ]
         )(mod)
@@ -115,7 +122,9 @@ class Lowered:
     distinct: int = 0
 
 
-def lower(fused: tvm.IRModule, target: Any, cache: dict[Any, Any] | None = None) -> Lowered:
+def lower(
+    fused: tvm.IRModule, target: Any, cache: dict[Any, Any] | None = None, *, tiles: Tiles = DEFAULT
+) -> Lowered:
     """Schedule and lower each distinct PrimFunc of a fused module once.
 
     ``cache`` keeps results between calls on modules that share kernels.
@@ -136,7 +145,7 @@ def lower(fused: tvm.IRModule, target: Any, cache: dict[Any, Any] | None = None)
         key = structural_hash(func)
         known = next((value for other, value in store.get(key, []) if structural_equal(other, func)), None)
         if known is None:
-            known = _lower_one(name, func, target)
+            known = _lower_one(name, func, target, tiles)
             store.setdefault(key, []).append((func, known))
             result.distinct += 1
         lowered, fault = known
@@ -147,12 +156,12 @@ def lower(fused: tvm.IRModule, target: Any, cache: dict[Any, Any] | None = None)
     return result
 
 
-def _lower_one(name: str, func: Any, target: Any) -> tuple[LoweredFunc | None, str | None]:
+def _lower_one(name: str, func: Any, target: Any, tiles: Tiles) -> tuple[LoweredFunc | None, str | None]:
     """Schedule and lower one PrimFunc: by our rule, or by dlight's rules, the plainest last."""
     name = name.replace(".", "_")
     attempts: Iterable[list[Any]]
     if func.attrs and KERNEL_ATTR in func.attrs:
-        attempts = [[PackedKernel()], [PackedKernel(lanes_apart=True)]]
+        attempts = [[PackedKernel(tiles=tiles)], [PackedKernel(lanes_apart=True, tiles=tiles)]]
     else:
         attempts = [fallback_rules(), [dlight.gpu.Fallback()]]
     fault = "no schedule rule fits"

@@ -1,12 +1,20 @@
 """The matching engine: a module and a table in, a `FusionPlan` out.
 
+primfunc    which kernels are elementwise, by what they do
+tensors     what is known of a tensor at compile time
 graph       a function's dataflow graph, read once
-program     a row, compiled to a small program
-automaton   all programs of a table, merged and indexed by operator
+layouts     the names of a tensor's dimensions
 predicates  conditions on concrete values
+order       in which order the nodes of a row are looked for
+program     a row, compiled to a small program
+liveness    what a row may still ask for, from each place on
+threads     one row's way through its program
+automaton   all programs of a table, merged and indexed by operator
 search      the walk from an anchor to its candidates
 exact       TVM's own matcher, which has the last word
-select      the best set of candidates that share no operator
+selection   the best set of candidates that share no operator
+engine      one run of all this
+choice      what was chosen, as matches
 reasons     why a row was not applied, found out when asked
 plan        what was decided
 saved       plans as JSON text

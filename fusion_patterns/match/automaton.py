@@ -13,78 +13,15 @@ rows have in common is walked once, and time hardly grows with rows. Its letters
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from itertools import permutations
 
-from fusion_patterns.match.predicates import SameTensor, Test
-from fusion_patterns.match.program import (
-    Accept,
-    Assign,
-    Check,
-    Clear,
-    Instruction,
-    Loop,
-    Program,
-    Reach,
-    Split,
-    Unify,
-    Visit,
-    compile_row,
-    subjects_of,
-)
+from fusion_patterns.match.liveness import LOOKS_BACK, live_registers
+from fusion_patterns.match.predicates import Test
+from fusion_patterns.match.program import Check, Program, Visit, compile_row, subjects_of
+from fusion_patterns.match.threads import Condition, Env, Question, Sources, Thread, Threads, question_of
 from fusion_patterns.table.model import Row, Table
-from fusion_patterns.table.ops import ELEMENTWISE, OPS
 
-__all__ = [
-    "Acceptance",
-    "Arrival",
-    "Automaton",
-    "Condition",
-    "Producer",
-    "Ref",
-    "State",
-    "User",
-    "automaton_of",
-]
-
-Ref = int | tuple[int, int]
-"""A slot, or an operand ``(slot, position)``."""
-
-Env = tuple[Ref | None, ...]
-"""What each register holds."""
-
-User = int
-"""The question "which operator uses slot n?"."""
-Producer = tuple[int, int]
-"""The question "which operator computes this operand?"."""
-Question = User | Producer
-Sources = tuple[int, ...]
-
-_MOST_PERMUTED = 3
-"""Elementwise kernels with at most so many operands may have their named ones anywhere."""
-_SAME = SameTensor()
-
-
-@dataclass(frozen=True, slots=True)
-class Condition:
-    """A test of what its subjects refer to."""
-
-    test: Test | SameTensor
-    subjects: tuple[Ref, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Thread:
-    """One place in one row's program."""
-
-    program: int
-    at: Visit | Accept
-    env: Env
-    labels: tuple[int, ...]
-    """for each slot, the node of the row"""
-    conditions: int
-    """the conditions that must hold for this thread to go on, a bit for each"""
+__all__ = ["Acceptance", "Arrival", "Automaton", "State", "automaton_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,12 +72,15 @@ class Automaton:
     tests: dict[int | str, Test] = field(default_factory=dict)
     """by the instruction, and by what it asks: one test for all that ask the same"""
 
+    live: list[dict[int, int]] = field(default_factory=list)
+    """for each program: what is live at each `Visit`; nothing is known where inner values may leave"""
+
     def __post_init__(self) -> None:
+        self.live = [{} if p.row.leaves else live_registers(p.start) for p in self.programs]
         for number, program in enumerate(self.programs):
-            empty: Env = (None,) * program.registers
-            found: list[Thread] = []
-            _Closure(self, number, [], found).run(program.start, empty, (), 0)
-            for thread in found:
+            threads = Threads(self._test, self._goes_on_from)
+            threads.run(number, program.start, (None,) * program.registers, (), 0)
+            for thread in threads.found:
                 assert isinstance(thread.at, Visit)
                 for op in thread.at.ops:
                     self.roots.setdefault(op, []).append((number, thread.at, thread.env))
@@ -149,14 +89,11 @@ class Automaton:
         """Returns where the walk from an anchor begins."""
         arrival = self.starts.get((op, operands))
         if arrival is None:
-            sources = (-1,) * operands
-            conditions: list[Condition] = []
-            found: list[Thread] = []
+            threads = Threads(self._test, self._goes_on_from)
             for number, visit, env in self.roots.get(op, ()):
-                closure = _Closure(self, number, conditions, found)
-                for bound, met in _bind(visit, env, op, sources, 0):
-                    closure.run(visit.then, bound, (visit.label,), closure.bits(met))
-            arrival = self.starts[(op, operands)] = Arrival(1, tuple(conditions), tuple(found))
+                threads.advance(number, visit, env, (), op, (-1,) * operands)
+            arrival = Arrival(1, tuple(threads.conditions), tuple(threads.found))
+            self.starts[(op, operands)] = arrival
         return arrival
 
     def step(self, state: State, question: Question, op: str, sources: Sources) -> Arrival | None:
@@ -164,15 +101,13 @@ class Automaton:
         key = (question, op, sources)
         if key in state.steps:
             return state.steps[key]
-        conditions: list[Condition] = []
-        found: list[Thread] = []
+        threads = Threads(self._test, self._goes_on_from)
         for thread in state.threads.get((question, op), ()):
-            visit = thread.at
-            assert isinstance(visit, Visit)
-            closure = _Closure(self, thread.program, conditions, found)
-            for bound, met in _bind(visit, thread.env, op, sources, state.size):
-                closure.run(visit.then, bound, (*thread.labels, visit.label), closure.bits(met))
-        arrival = Arrival(state.size + 1, tuple(conditions), tuple(found)) if found else None
+            assert isinstance(thread.at, Visit)
+            threads.advance(thread.program, thread.at, thread.env, thread.labels, op, sources)
+        arrival = None
+        if threads.found:
+            arrival = Arrival(state.size + 1, tuple(threads.conditions), tuple(threads.found))
         state.steps[key] = arrival
         return arrival
 
@@ -191,7 +126,15 @@ class Automaton:
             arrival.states[held] = state
         return state
 
-    def test(self, check: Check) -> Test:
+    def _goes_on_from(self, program: int, visit: Visit, env: Env) -> tuple[int, ...] | None:
+        """Returns the slots whose users a row may still ask for; None if it looks elsewhere as well."""
+        live = self.live[program].get(id(visit), LOOKS_BACK)
+        if live & LOOKS_BACK:
+            return None
+        refs = {ref for register, ref in enumerate(env, 1) if live >> register & 1 and isinstance(ref, int)}
+        return tuple(sorted(refs))
+
+    def _test(self, check: Check) -> Test:
         """Returns the test that a `Check` stands for."""
         test = self.tests.get(id(check))
         if test is None:
@@ -207,7 +150,7 @@ class Automaton:
         accepted: set[int] = set()
         for thread in alive:
             if isinstance(thread.at, Visit):
-                question = _question(thread.at, thread.env)
+                question = question_of(thread.at, thread.env)
                 if question is None:
                     continue
                 ops.setdefault(question, set()).update(thread.at.ops)
@@ -246,161 +189,3 @@ def automaton_of(table: Table) -> Automaton:
         _automata[id(table)] = automaton
         weakref.finalize(table, _automata.pop, id(table), None)
     return automaton
-
-
-def _question(visit: Visit, env: Env) -> Question | None:
-    """Returns where to look for the operator that ``visit`` wants, or None if it can't be found any more."""
-    if visit.reach is Reach.BACKWARD:
-        operand = env[visit.start]
-        return operand if isinstance(operand, tuple) else None
-    slots = [ref for ref in (env[register] for register in visit.operands) if isinstance(ref, int)]
-    return max(slots, default=None)
-
-
-def _bind(
-    visit: Visit, env: Env, op: str, sources: Sources, slot: int
-) -> Iterator[tuple[Env, tuple[Condition, ...]]]:
-    """Yields what the registers hold once ``op`` stands at ``slot``, for each order its operands may have."""
-    base = list(env)
-    if visit.reach is Reach.BACKWARD and visit.start in visit.operands:
-        base[visit.start] = None
-    seen: list[tuple[Env, tuple[Condition, ...]]] = []
-    for positions in _positions(visit, op, len(sources)):
-        bound = _bind_operands(base, visit.operands, positions, sources, slot)
-        if bound is None:
-            continue
-        registers, conditions = bound
-        registers[visit.own] = slot
-        if visit.reach is not Reach.BACKWARD or not isinstance(registers[visit.result], int):
-            registers[visit.result] = slot
-        result = tuple(registers), conditions
-        if result not in seen:
-            seen.append(result)
-            yield result
-
-
-def _positions(visit: Visit, op: str, count: int) -> Iterator[tuple[int, ...]]:
-    """Yields at which positions the named operands may stand."""
-    named = len(visit.operands)
-    if visit.follows and named:
-        yield from ((position,) for position in range(count))
-    elif named <= count:
-        free_order = OPS[op].commutes or (op == ELEMENTWISE and count <= _MOST_PERMUTED)
-        yield from permutations(range(count), named) if free_order else (tuple(range(named)),)
-
-
-def _bind_operands(
-    base: list[Ref | None],
-    names: tuple[int, ...],
-    positions: tuple[int, ...],
-    sources: Sources,
-    slot: int,
-) -> tuple[list[Ref | None], tuple[Condition, ...]] | None:
-    registers = list(base)
-    conditions = []
-    for register, position in zip(names, positions, strict=True):
-        ref = registers[register]
-        if isinstance(ref, int):
-            if sources[position] != ref:
-                return None
-        elif sources[position] >= 0:
-            return None
-        elif ref is None:
-            registers[register] = (slot, position)
-        else:
-            conditions.append(Condition(_SAME, (ref, (slot, position))))
-    return registers, tuple(conditions)
-
-
-class _Closure:
-    """Follows the instructions that take no operator."""
-
-    def __init__(
-        self, automaton: Automaton, program: int, conditions: list[Condition], found: list[Thread]
-    ) -> None:
-        self.automaton = automaton
-        self.program = program
-        self.conditions = conditions
-        self.found = found
-        self.seen: set[object] = set()
-
-    def bits(self, conditions: tuple[Condition, ...]) -> int:
-        """Returns the bits that stand for these conditions, which are added to those met so far."""
-        bits = 0
-        for condition in conditions:
-            if condition not in self.conditions:
-                self.conditions.append(condition)
-            bits |= 1 << self.conditions.index(condition)
-        return bits
-
-    def run(self, at: Instruction, env: Env, labels: tuple[int, ...], met: int) -> None:
-        """Adds to ``found`` every `Visit` and `Accept` that can be reached from ``at``."""
-        while not isinstance(at, Visit | Accept):
-            if isinstance(at, Split):
-                for way in at.ways:
-                    self.run(way, env, labels, met)
-                return
-            if isinstance(at, Loop):
-                done = env[at.counter] or 0
-                assert isinstance(done, int)
-                if done < at.most:
-                    assert at.body is not None
-                    self.run(at.body, _with(env, at.counter, done + 1), labels, met)
-                if done < at.least:
-                    return
-                at = at.then
-                continue
-            changed = _EFFECTS[type(at)](self, at, env)
-            if changed is None:
-                return
-            env, bits = changed
-            met |= bits
-            at = at.then
-        key = (id(at), env, labels, met)
-        if key not in self.seen:
-            self.seen.add(key)
-            self.found.append(Thread(self.program, at, env, labels, met))
-
-    def assign(self, at: Assign, env: Env) -> tuple[Env, int]:
-        if at.keep and isinstance(env[at.target], int):
-            return env, 0
-        return _with(env, at.target, env[at.source]), 0
-
-    def clear(self, at: Clear, env: Env) -> tuple[Env, int]:
-        for register in at.registers:
-            env = _with(env, register, None)
-        return env, 0
-
-    def unify(self, at: Unify, env: Env) -> tuple[Env, int] | None:
-        left, right = env[at.left], env[at.right]
-        if left is None or right is None:
-            merged = right if left is None else left
-            return _with(_with(env, at.left, merged), at.right, merged), 0
-        if left == right:
-            return env, 0
-        if isinstance(left, int) or isinstance(right, int):
-            return None
-        return env, self.bits((Condition(_SAME, (left, right)),))
-
-    def check(self, at: Check, env: Env) -> tuple[Env, int]:
-        subjects = []
-        for register in at.subjects:
-            ref = env[register]
-            if ref is None:
-                return env, 0
-            subjects.append(ref)
-        test = self.automaton.test(at)
-        return env, self.bits((Condition(test, tuple(subjects)),))
-
-
-_Effect = Callable[[_Closure, "Instruction", Env], tuple[Env, int] | None]
-_EFFECTS: dict[type, _Effect] = {
-    Assign: _Closure.assign,  # type: ignore[dict-item]
-    Clear: _Closure.clear,  # type: ignore[dict-item]
-    Unify: _Closure.unify,  # type: ignore[dict-item]
-    Check: _Closure.check,  # type: ignore[dict-item]
-}
-
-
-def _with(env: Env, register: int, ref: Ref | None) -> Env:
-    return (*env[:register], ref, *env[register + 1 :])

@@ -25,7 +25,7 @@ from tvm.relax.dpl.pattern import CallPattern, DFPattern, GlobalVarPattern, Tupl
 from fusion_patterns.match.graph import Graph
 from fusion_patterns.table.ops import ELEMENTWISE
 
-__all__ = ["Word", "disagreement", "missing_symbol", "word_of"]
+__all__ = ["Word", "disagreement", "missing_symbol", "patterns_of", "word_of"]
 
 Word = tuple[str, ...]
 
@@ -70,13 +70,14 @@ def _letter(count: int) -> str:
 
 def disagreement(graph: Graph, members: Sequence[int], word: Word) -> str:
     """Returns what TVM's matcher sees otherwise, or "" if it agrees that the members are this word."""
-    patterns = _patterns(word)
+    patterns = patterns_of(word)
+    bindings = _bindings(graph, members)
     used = {source for number in members for source in graph.values[number].sources}
     for place, number in enumerate(members):
         if number in used:
             continue
         value = graph.values[number]
-        matched = patterns[place].extract_matched_expr(value.call, graph.bindings)
+        matched = patterns[place].extract_matched_expr(value.call, bindings)
         if matched is None:
             return f"TVM's matcher does not see {' '.join(word)} in {value}"
         for pattern, member in zip(patterns[: place + 1], members, strict=False):
@@ -84,6 +85,16 @@ def disagreement(graph: Graph, members: Sequence[int], word: Word) -> str:
             if found is not None and not found.same_as(graph.values[member].call):
                 return f"TVM's matcher takes another operator for {graph.values[member]}"
     return ""
+
+
+def _bindings(graph: Graph, members: Sequence[int]) -> Any:
+    """Returns what the variables in question are bound to: TVM takes longer the more bindings it is given."""
+    values = [graph.values[number] for number in members]
+    if graph.tuples and not all(value.is_plain for value in values):
+        return graph.bindings
+    if graph.aliases and any(x.__chandle__() in graph.aliases for value in values for x in value.operands):
+        return graph.bindings
+    return {value.var: value.call for value in values}
 
 
 def missing_symbol(graph: Graph, members: Sequence[int]) -> str:
@@ -118,7 +129,7 @@ def _collect(tree: Any, found: dict[int, str]) -> None:
 
 
 @lru_cache(maxsize=4096)
-def _patterns(word: Word) -> tuple[DFPattern, ...]:
+def patterns_of(word: Word) -> tuple[DFPattern, ...]:
     """Returns a pattern for each operator of a word, the operands' patterns inside."""
     patterns: list[DFPattern] = []
     wildcards: dict[str, DFPattern] = {}

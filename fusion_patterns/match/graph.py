@@ -17,9 +17,10 @@ from tvm.ir import GlobalVar, IRModule, Op
 from tvm.ir.expr import Constant
 
 from fusion_patterns.match.primfunc import is_elementwise
+from fusion_patterns.match.tensors import Tensor, tensor_type
 from fusion_patterns.table.ops import ELEMENTWISE
 
-__all__ = ["EXTERNAL", "Graph", "Operand", "Region", "Tensor", "Value", "read_module"]
+__all__ = ["EXTERNAL", "Graph", "Operand", "Region", "Value", "read_module"]
 
 EXTERNAL = -1
 """The source of an operand that no operator of the same region computes."""
@@ -34,30 +35,6 @@ class Region:
 
     number: int
     is_dataflow: bool
-
-
-@dataclass(slots=True, eq=False)
-class Tensor:
-    """What is known of a tensor at compile time: ``shape`` holds None for a dimension that is no number."""
-
-    dtype: str
-    rank: int | None
-    shape: tuple[int | None, ...] | None
-    is_static: bool = field(init=False)
-    """whether every dimension is a number"""
-
-    def __post_init__(self) -> None:
-        self.is_static = self.shape is not None and None not in self.shape
-
-    @property
-    def bytes(self) -> int:
-        """The least size it can have: an unknown dimension counts as one element."""
-        if self.shape is None:
-            return 0
-        size = _itemsize(self.dtype)
-        for extent in self.shape:
-            size *= 1 if extent is None else extent
-        return size
 
 
 @dataclass(slots=True, eq=False)
@@ -114,6 +91,10 @@ class Graph:
     """by the variable's key: the tuple it is bound to"""
     odd: dict[int, str] = field(default_factory=dict)
     """by the variable's key: what it is, if it is no tensor"""
+    fields: dict[Any, Any] = field(default_factory=dict)
+    """by value or operand, and name: the fields of it that conditions have asked for"""
+    answers: dict[Any, dict[int, bool]] = field(default_factory=dict)
+    """by condition and by a number for its subjects: whether it holds"""
     _tensors: dict[int, Tensor] = field(default_factory=dict)
 
     @cached_property
@@ -126,12 +107,24 @@ class Graph:
         """Whether any dimension in the function is a symbol."""
         return bool(relax.analysis.defined_symbolic_vars(self.func))
 
+    @cached_property
+    def descendants(self) -> list[int]:
+        """For each value what depends on it, as bits by number."""
+        found = [0] * len(self.values)
+        for value in reversed(self.values):
+            below = 0
+            for user in value.users:
+                # What stands in a branch of an `if` has the `if`, which stands before it, as a user.
+                below |= 1 << user | (found[user] if user > value.number else 0)
+            found[value.number] = below
+        return found
+
     def tensor(self, expr: relax.Expr) -> Tensor:
         """Returns what is known of the tensor that ``expr`` (a variable or a constant) holds."""
         key = expr.__chandle__()
         found = self._tensors.get(key)
         if found is None:
-            found = self._tensors[key] = _tensor(expr.ty)
+            found = self._tensors[key] = tensor_type(expr.ty)
         return found
 
     def bytes_of(self, value: Value) -> int:
@@ -174,7 +167,16 @@ class Graph:
         if number is not None:
             value = self.values[number]
             return len(value.users) + len(value.exits)
-        return sum(taken == key for value in self.values for taken in value.keys)
+        return self._external_uses.get(key, 0)
+
+    @cached_property
+    def _external_uses(self) -> dict[int, int]:
+        """By the tensor's key: how many operands it is."""
+        counts: dict[int, int] = {}
+        for value in self.values:
+            for key in value.keys:
+                counts[key] = counts.get(key, 0) + 1
+        return counts
 
     def is_alias_of(self, value: Value) -> Value | None:
         """Returns the value that ``value`` is only another name of, if it is one."""
@@ -366,21 +368,3 @@ class _Reader:
 
 
 _KINDS = {relax.TupleType: "a tuple", relax.ShapeType: "a shape", relax.FuncType: "a function"}
-
-
-def _tensor(ty: Any) -> Tensor:
-    if not isinstance(ty, relax.TensorType):
-        return Tensor("", None, None)
-    dtype = "" if ty.dtype is None else str(ty.dtype.dtype)
-    values = getattr(ty.shape, "values", None)
-    if values is None:
-        rank = None if ty.ndim < 0 else int(ty.ndim)
-        return Tensor(dtype, rank, None if rank is None else (None,) * rank)
-    # A slice of a TVM array is read faster than the array is iterated over.
-    shape = tuple([extent.value if type(extent) is tirx.IntImm else None for extent in values[:]])
-    return Tensor(dtype, len(shape), shape)
-
-
-def _itemsize(dtype: str) -> int:
-    bits = "".join(character for character in dtype if character.isdigit())
-    return (int(bits) + 7) // 8 if bits else 1

@@ -110,7 +110,7 @@ class Selection:
     """How overlapping candidates were chosen from."""
 
     method: str
-    """``exact``, or ``greedy`` if a group of overlapping candidates was too large to try all choices"""
+    """``exact``, or ``beam`` if a group of overlapping candidates had too many open choices to keep all"""
     saved_bytes: int
     bound_bytes: int
     """no choice could save more than this"""

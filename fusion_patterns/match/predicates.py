@@ -10,25 +10,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import tvm_ffi
-from tvm import tirx
-
-from fusion_patterns.match.graph import Graph, Operand, Tensor, Value
+from fusion_patterns.match.graph import Graph, Operand, Value
+from fusion_patterns.match.layouts import Subject, attribute_of, broadcast_forms, layout_of, tensor_of
+from fusion_patterns.match.tensors import Tensor
 from fusion_patterns.table import expr
 from fusion_patterns.table.model import Broadcast, Origin, Predicate
-from fusion_patterns.table.ops import OPS
 
-__all__ = ["Failure", "SameTensor", "Subject", "Test", "broadcast_forms", "layout_of"]
-
-Subject = Value | Operand
-"""An operator, or an operand of one (the number of the value that takes it, and the position)."""
-
-_BY_RANK = {3: "NCW", 4: "NCHW", 5: "NCDHW"}
-_FARTHEST = 64
-"""How many elementwise operators a layout is followed through."""
+__all__ = ["Failure", "SameTensor", "Test"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Failure:
     """A condition that does not hold: what it is about, and why. Both are put into words when read."""
 
@@ -46,7 +37,7 @@ class Failure:
         return self.say()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class _Described:
     """A subject in words."""
 
@@ -72,6 +63,11 @@ class SameTensor:
     """The condition that two operands with one name in the row are one tensor."""
 
     origin = Origin()
+
+    def holds(self, graph: Graph, subjects: Sequence[Subject]) -> bool:
+        """Returns whether the condition holds."""
+        first, second = subjects
+        return _key_of(graph, first) == _key_of(graph, second)
 
     def failure(self, graph: Graph, subjects: Sequence[Subject]) -> Failure | None:
         """Returns why the condition does not hold, or None if it does."""
@@ -103,6 +99,16 @@ class Test:
         self._checks = tuple(
             check for field, check in _CHECKS.items() if getattr(predicate, field) is not None
         )
+
+    def holds(self, graph: Graph, subjects: Sequence[Subject]) -> bool:
+        """Returns whether the condition holds."""
+        if self._expression is None:
+            return self.failure(graph, subjects) is None
+        named = dict(zip(self.names, subjects, strict=True))
+        try:
+            return self._expression.evaluate(lambda name, field: _known_field(graph, named[name], field))
+        except (expr.UndecidableError, _UnknownError):
+            return False
 
     def failure(self, graph: Graph, subjects: Sequence[Subject]) -> Failure | None:
         """Returns why the condition does not hold, or None if it does."""
@@ -147,10 +153,12 @@ def _operand_name(graph: Graph, operand: Operand) -> str:
     return f"constant operand {position} of {graph.values[number].name}" if name is None else str(name)
 
 
-def _tensor_of(graph: Graph, subject: Subject) -> Tensor:
-    if isinstance(subject, Value):
-        return graph.tensor(subject.var)
-    return graph.tensor(graph.values[subject[0]].operands[subject[1]])
+def _known_field(graph: Graph, subject: Subject, field: str) -> Any:
+    """Returns ``subject.field``, which is read once; what can't be known is tried again and raises again."""
+    found = graph.fields.get((subject, field))
+    if found is None:
+        found = graph.fields[(subject, field)] = _field(graph, subject, field)
+    return found
 
 
 def _field(graph: Graph, subject: Subject, field: str) -> Any:
@@ -158,11 +166,11 @@ def _field(graph: Graph, subject: Subject, field: str) -> Any:
     if field == "uses":
         return _uses(graph, subject)
     if isinstance(subject, Value) and not field.isupper() and field != "shape":
-        found = _attribute(subject, field)
+        found = attribute_of(subject, field)
         if found is None:
             raise _UnknownError(f"{subject} has no attribute {field}")
         return found
-    tensor = _tensor_of(graph, subject)
+    tensor = tensor_of(graph, subject)
     if tensor.shape is None:
         raise _UnknownError("the shape is not known")
     if field == "shape":
@@ -198,60 +206,6 @@ def _dimension(graph: Graph, subject: Subject, tensor: Tensor, dim: str | int) -
     return extent
 
 
-def _attribute(value: Value, name: str) -> Any:
-    """Returns an attribute as plain data, or None if there is none."""
-    attrs = None if value.call is None else value.call.attrs
-    found = None if attrs is None else getattr(attrs, name, None)
-    return _plain(found)
-
-
-def _plain(found: Any) -> Any:
-    if found is None or isinstance(found, bool | int | float | str):
-        return found
-    if isinstance(found, tirx.IntImm):
-        return int(found.value)
-    if isinstance(found, tirx.FloatImm):
-        return float(found.value)
-    if hasattr(found, "__len__") and hasattr(found, "__getitem__"):
-        return tuple(_plain(item) for item in found[:])
-    return str(found)
-
-
-# Layouts
-
-
-def layout_of(graph: Graph, subject: Subject) -> str:
-    """Returns the layout that names a tensor's dimensions, or "" if there is none.
-
-    A convolution says what the layouts of its operands are; through elementwise operators the layout of what
-    they work on is followed backwards; where nothing says more, the rank decides (NCHW for four).
-    """
-    if isinstance(subject, Value):
-        return _layout_of_value(graph, subject) or _BY_RANK.get(_tensor_of(graph, subject).rank or 0, "")
-    taker, position = graph.values[subject[0]], subject[1]
-    rank = _tensor_of(graph, subject).rank or 0
-    if taker.op.startswith("nn.conv"):
-        said = _attribute(taker, "data_layout" if position == 0 else "kernel_layout")
-    elif position == 0 and "layout" in (OPS[taker.op].attrs if taker.op in OPS else ()):
-        said = _attribute(taker, "layout")
-    else:
-        said = _layout_of_value(graph, taker)
-    return str(said) if said and len(said) == rank else _BY_RANK.get(rank, "")
-
-
-def _layout_of_value(graph: Graph, value: Value) -> str:
-    for _ in range(_FARTHEST):
-        for attribute in ("out_layout", "data_layout", "layout"):
-            said = _attribute(value, attribute) if value.op else None
-            if said:
-                return str(said)
-        source = max(value.sources, default=-1)
-        if source < 0 or value.op not in OPS or not OPS[value.op].is_elementwise:
-            return ""
-        value = graph.values[source]
-    return ""
-
-
 # What a predicate can ask
 
 
@@ -259,7 +213,7 @@ def _check_attribute(predicate: Predicate, about: _Described) -> Failure | None:
     assert isinstance(about.subject, Value)
     name = predicate.attr
     assert name is not None
-    found = _attribute(about.subject, name)
+    found = attribute_of(about.subject, name)
     if found is None:
         return Failure(about, lambda: f"{about} has no attribute {name}")
     return _compare(predicate, found, about, name)
@@ -269,7 +223,7 @@ def _check_dimension(predicate: Predicate, about: _Described) -> Failure | None:
     dim = predicate.dim
     assert dim is not None
     try:
-        found = _dimension(about.graph, about.subject, _tensor_of(about.graph, about.subject), dim)
+        found = _dimension(about.graph, about.subject, tensor_of(about.graph, about.subject), dim)
     except _UnknownError as error:
         reason = str(error)
         return Failure(about, lambda: f"{about}: {reason}")
@@ -297,7 +251,7 @@ def _is_number(found: Any) -> bool:
 
 
 def _check_dtype(predicate: Predicate, about: _Described) -> Failure | None:
-    return _one_of(predicate.dtype, _tensor_of(about.graph, about.subject).dtype, "dtype", about)
+    return _one_of(predicate.dtype, tensor_of(about.graph, about.subject).dtype, "dtype", about)
 
 
 def _check_layout(predicate: Predicate, about: _Described) -> Failure | None:
@@ -311,7 +265,7 @@ def _one_of(allowed: tuple[str, ...] | None, found: str, what: str, about: _Desc
 
 
 def _check_rank(predicate: Predicate, about: _Described) -> Failure | None:
-    found = _tensor_of(about.graph, about.subject).rank
+    found = tensor_of(about.graph, about.subject).rank
     if found == predicate.rank:
         return None
     said = "not known" if found is None else str(found)
@@ -327,7 +281,7 @@ def _check_constant(predicate: Predicate, about: _Described) -> Failure | None:
 
 
 def _check_static(predicate: Predicate, about: _Described) -> Failure | None:
-    tensor = _tensor_of(about.graph, about.subject)
+    tensor = tensor_of(about.graph, about.subject)
     if tensor.is_static == predicate.static:
         return None
     reason = "has a static shape" if tensor.is_static else "has a shape that is not known at compile time"
@@ -353,43 +307,6 @@ def _check_broadcast(predicate: Predicate, about: _Described) -> Failure | None:
         return None
     found = _either(sorted(forms)) if forms else "not known"
     return Failure(about, lambda: f"broadcast form of {about} is {found}, not {_either(allowed)}")
-
-
-def broadcast_forms(graph: Graph, operand: Operand) -> set[Broadcast]:
-    """Returns all forms in which an operand meets the value it is combined with; empty if not known."""
-    taker = graph.values[operand[0]]
-    own = _tensor_of(graph, operand).shape
-    whole = graph.tensor(taker.var).shape
-    if own is None or whole is None:
-        return set()
-    forms = set()
-    if own == whole and (None not in own or _same_symbols(graph, operand)):
-        forms.add(Broadcast.SAME)
-    if all(extent == 1 for extent in own):
-        forms.add(Broadcast.SCALAR)
-    layout = layout_of(graph, taker)
-    if "C" in layout and len(layout) == len(whole) and own:
-        channel = layout.index("C") - len(whole)
-        if taker.op == "nn.prelu" and len(own) == 1:
-            # A slope runs along the operator's own axis, whatever the rank says.
-            axis = int(_attribute(taker, "axis"))
-            along = axis if axis < 0 else axis - len(whole)
-            aligned = {along: own[0]}
-        else:
-            aligned = {place - len(own): extent for place, extent in enumerate(own)}
-        others = (extent for place, extent in aligned.items() if place != channel)
-        if all(extent == 1 for extent in others) and aligned.get(channel) == whole[channel] is not None:
-            forms.add(Broadcast.CHANNEL)
-    return forms or {Broadcast.OTHER}
-
-
-def _same_symbols(graph: Graph, operand: Operand) -> bool:
-    """Whether two shapes with symbolic dimensions are one and the same."""
-    taker = graph.values[operand[0]]
-    own, whole = taker.operands[operand[1]].ty.shape, taker.var.ty.shape
-    if own is None or whole is None:
-        return False
-    return bool(tvm_ffi.structural_equal(own, whole))
 
 
 def _say(value: Any) -> str:

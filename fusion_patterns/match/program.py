@@ -16,14 +16,14 @@ anchor), or an operand ``(slot, position)`` whose producer is not part of the ma
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from enum import Enum
 
 from fusion_patterns.errors import TableError
+from fusion_patterns.match.order import Reach, Scope, Step, schedule
 from fusion_patterns.table import expr
 from fusion_patterns.table.expand import ops_of, tensors_of
-from fusion_patterns.table.model import Fragment, Node, Predicate, Row, Table
+from fusion_patterns.table.model import Fragment, Predicate, Row, Table
 
 __all__ = [
     "Accept",
@@ -33,23 +33,12 @@ __all__ = [
     "Instruction",
     "Loop",
     "Program",
-    "Reach",
     "Split",
     "Unify",
     "Visit",
     "compile_row",
     "subjects_of",
 ]
-
-
-class Reach(Enum):
-    """How the operator that a `Visit` takes is found."""
-
-    ANCHOR = "anchor"
-    FORWARD = "forward"
-    """among the users of the latest of its operands"""
-    BACKWARD = "backward"
-    """as the producer of the operand in the register ``start``"""
 
 
 @dataclass(slots=True, eq=False)
@@ -147,64 +136,6 @@ class Program:
     """the names of the row's tensors, and their registers"""
 
 
-@dataclass(frozen=True)
-class _Scope:
-    """The nodes of a row or a fragment; ``value`` is a fragment's input."""
-
-    prefix: str
-    nodes: Mapping[str, Node]
-    value: str | None = None
-
-    def inputs(self, name: str) -> tuple[str, ...]:
-        """Returns the names that a node takes: its own ``in:``, or the node before it."""
-        node = self.nodes[name]
-        if node.inputs is not None:
-            return node.inputs
-        names = list(self.nodes)
-        place = names.index(name)
-        if place:
-            return (names[place - 1],)
-        return () if self.value is None else (self.value,)
-
-    def stand_in(self, name: str) -> str | None:
-        """Returns what the name of an absent node means."""
-        inputs = self.inputs(name)
-        return next((operand for operand in inputs if operand in self.nodes), inputs[0] if inputs else None)
-
-
-_Step = tuple[str, Reach]
-
-
-def _schedule(scope: _Scope, start: _Step | None) -> list[_Step]:
-    """Returns the order in which to visit the nodes of a scope: each is connected to those before it.
-
-    After a node come, backwards, those nodes it takes that are not visited yet; so a prologue follows the
-    anchor and a second anchor follows the node that joins it.
-    """
-    steps: list[_Step] = []
-    visited = {scope.value}
-
-    def visit(step: _Step) -> None:
-        visited.add(step[0])
-        steps.append(step)
-        for operand in reversed(scope.inputs(step[0])):
-            if operand in scope.nodes and operand not in visited:
-                visit((operand, Reach.BACKWARD))
-
-    if start is not None:
-        # A fragment that is not entered by its input reads that input last.
-        visited.clear()
-        visit(start)
-    progress = True
-    while progress:
-        progress = False
-        for name in scope.nodes:
-            if name not in visited and any(operand in visited for operand in scope.inputs(name)):
-                visit((name, Reach.FORWARD))
-                progress = True
-    return steps
-
-
 def subjects_of(predicate: Predicate) -> tuple[str, ...]:
     """Returns the names that a condition is about, each once."""
     if predicate.that is not None:
@@ -238,9 +169,9 @@ class _Compiler:
 
     def program(self) -> Program:
         row = self.row
-        scope = _Scope("", row.nodes)
+        scope = Scope("", row.nodes)
         tensors = tensors_of(row)
-        steps = _schedule(scope, (row.anchor_name(), Reach.ANCHOR))
+        steps = schedule(scope, (row.anchor_name(), Reach.ANCHOR))
         reached = {name for name, _ in steps}
         missing = [name for name in row.nodes if name not in reached]
         if missing:
@@ -262,7 +193,7 @@ class _Compiler:
 
     # Conditions: each is placed where the last of its subjects is settled.
 
-    def _placed(self, steps: list[_Step], scope: _Scope) -> list[list[Predicate]]:
+    def _placed(self, steps: list[Step], scope: Scope) -> list[list[Predicate]]:
         settled = {name: place for place, (name, _) in enumerate(steps)}
         for place, (name, _) in enumerate(steps):
             for operand in scope.inputs(name):
@@ -298,7 +229,7 @@ class _Compiler:
 
     def _node(
         self,
-        scope: _Scope,
+        scope: Scope,
         name: str,
         reach: Reach,
         then: Instruction,
@@ -322,7 +253,7 @@ class _Compiler:
 
     def _repeat(
         self,
-        scope: _Scope,
+        scope: Scope,
         name: str,
         reach: Reach,
         then: Instruction,
@@ -351,7 +282,7 @@ class _Compiler:
         loop.body = self._alternatives(scope, name, spec, self._checked(predicates, loop))
         return Assign(value, chain, loop)
 
-    def _alternatives(self, scope: _Scope, name: str, spec: _Spec, then: Instruction) -> Instruction:
+    def _alternatives(self, scope: Scope, name: str, spec: _Spec, then: Instruction) -> Instruction:
         alternatives = ops_of(self.table, scope.nodes[name])
         own = self._register(f"{scope.prefix}{name}@")
         ways: list[Instruction] = []
@@ -365,11 +296,11 @@ class _Compiler:
             )
         for number, alternative in enumerate(alternatives):
             if isinstance(alternative, Fragment):
-                inner = _Scope(f"{scope.prefix}{name}/{number}/", alternative.nodes, alternative.value)
+                inner = Scope(f"{scope.prefix}{name}/{number}/", alternative.nodes, alternative.value)
                 ways.append(self._fragment(inner, spec, own, then))
         return ways[0] if len(ways) == 1 else Split(tuple(ways))
 
-    def _fragment(self, scope: _Scope, spec: _Spec, own: int, then: Instruction) -> Instruction:
+    def _fragment(self, scope: Scope, spec: _Spec, own: int, then: Instruction) -> Instruction:
         """A fragment in the place of one operator: its own nodes, then its result under the node's name."""
         names = list(scope.nodes)
         entry = self._register(scope.prefix + str(scope.value))
@@ -385,14 +316,14 @@ class _Compiler:
             if incoming == spec.start:
                 after = Clear((incoming,), after)
         if spec.reach is Reach.FORWARD:
-            steps = _schedule(scope, None)
+            steps = schedule(scope, None)
         elif backward:
-            steps = _schedule(scope, (names[-1], Reach.BACKWARD))
+            steps = schedule(scope, (names[-1], Reach.BACKWARD))
         else:
             first = next(
                 name for name, node in scope.nodes.items() if not node.optional and node.repeat is None
             )
-            steps = _schedule(scope, (first, Reach.ANCHOR))
+            steps = schedule(scope, (first, Reach.ANCHOR))
         for name, reach in reversed(steps):
             after = self._node(scope, name, reach, after, spec.label)
         clear.registers = tuple(

@@ -11,13 +11,15 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import TYPE_CHECKING, TextIO
 
-from fusion_patterns.match.automaton import Acceptance, Arrival, Automaton, Condition, Question, State
+from fusion_patterns.match.automaton import Acceptance, Arrival, Automaton, State
 from fusion_patterns.match.graph import Graph, Value
 from fusion_patterns.match.plan import Counter, Decision, Outcome
 from fusion_patterns.match.predicates import Failure
 from fusion_patterns.match.search import MAX_STEPS, Candidate, Escape, Walk
+from fusion_patterns.match.threads import Condition, Question
 from fusion_patterns.table.model import Row
 
 if TYPE_CHECKING:
@@ -55,8 +57,8 @@ class _Recorder:
     ) -> None:
         if failed:
             condition, failure = failed[0]
-            origin = condition.test.origin
-            where = str(origin if origin.line else self.row.origin)
+            origin = None if condition.test is None else condition.test.origin
+            where = str(origin if origin is not None and origin.line else self.row.origin)
             self._note(len(slots), _FAILED, failure.culprit, where, lambda: failure.text)
 
     def entered(self, state: State, slots: Sequence[int], steps: int) -> None:
@@ -203,13 +205,20 @@ class Reasons:
         longest = max(candidates, key=lambda candidate: (len(candidate.slots), candidate.saved), default=None)
         length = 0 if longest is None else len(longest.slots)
         obstacle = recorder.farthest
-        if obstacle is not None and obstacle.progress > max(length, reached):
-            is_other = length == 0 and obstacle.progress <= 1 and obstacle.kind == _MISSING
-            skipped = is_other or (not reached and self._is_settled(decide, obstacle.progress))
+        if longest is not None and length > reached:
+            refusal = self.engine.refusal(longest)
+            if refusal is not None:
+                outcome, text = refusal
+                yield decide(outcome, length, lambda: text)
+                return
+            if not reached or obstacle is None or obstacle.progress <= length:
+                yield self._lost(decide, longest, reached)
+                return
+        if obstacle is not None and obstacle.progress > reached:
+            is_other = obstacle.progress <= 1 and obstacle.kind == _MISSING
+            skipped = not reached and (is_other or self._is_settled(decide, obstacle.progress))
             outcome = Outcome.SKIPPED if skipped else Outcome.DECLINED
             yield decide(outcome, obstacle.progress, obstacle.say, obstacle.culprit, obstacle.where)
-        elif longest is not None and length > reached:
-            yield self._lost(decide, longest)
 
     def _is_settled(self, decide: _Decider, progress: int) -> bool:
         """Whether another match has the anchor, and this row would not have got farther from it."""
@@ -218,29 +227,31 @@ class Reasons:
             return False
         return winner.anchor != decide.anchor.number or progress <= len(winner.slots)
 
-    def _lost(self, decide: _Decider, candidate: Candidate) -> Decision:
-        """A candidate that is legal and was not taken: TVM refused it, or others took its operators."""
+    def _lost(self, decide: _Decider, candidate: Candidate, reached: int) -> Decision:
+        """A candidate that is legal and was not taken: others took its operators."""
         progress = len(candidate.slots)
-        refusal = self.engine.refusal(candidate)
-        if refusal is not None:
-            outcome, text = refusal
-            return decide(outcome, progress, lambda: text)
-        if any(removed.slots == candidate.slots for removed in self.choice.removed):
+        if any(_same_operators(removed, candidate) for removed in self.choice.removed):
             return decide(Outcome.DECLINED, progress, lambda: "it was taken out of the plan afterwards")
-        name = candidate.graph.name
         for number in candidate.slots:
-            winner = self._winners.get((name, number))
-            if winner is not None and winner.acceptance.row is not candidate.acceptance.row:
-                break
-            if winner is not None and winner.anchor != candidate.anchor:
-                break
+            winner = self._winners.get((candidate.graph.name, number))
+            if winner is not None and not _same_start(winner, candidate):
+                value = candidate.graph.values[number]
+                outcome = Outcome.SKIPPED if number == candidate.anchor else Outcome.DECLINED
+                say = partial(_lost_to, winner, value, candidate)
+                return decide(outcome, progress, say, value.name)
+        if reached:
+            text = "a shorter match leaves more for others to save"
         else:
-            return decide(
-                Outcome.DECLINED, progress, lambda: "a shorter match leaves more for others to save"
-            )
-        value = candidate.graph.values[number]
-        outcome = Outcome.SKIPPED if number == candidate.anchor else Outcome.DECLINED
-        return decide(outcome, progress, lambda: _lost_to(winner, value, candidate), value.name)
+            text = "its operators are free since other matches were taken out of the plan"
+        return decide(Outcome.DECLINED, progress, lambda: text)
+
+
+def _same_operators(left: Candidate, right: Candidate) -> bool:
+    return left.graph is right.graph and set(left.slots) == set(right.slots)
+
+
+def _same_start(left: Candidate, right: Candidate) -> bool:
+    return left.anchor == right.anchor and left.acceptance.row is right.acceptance.row
 
 
 def _of_function(function: str, name: str, reason: str) -> Decision:
@@ -255,7 +266,7 @@ def _taken(candidate: Candidate) -> str:
 
 def _lost_to(winner: Candidate, value: Value, loser: Candidate) -> str:
     row, other = loser.acceptance.row, winner.acceptance.row
-    if winner.slots == loser.slots or set(winner.slots) == set(loser.slots):
+    if _same_operators(winner, loser):
         reason = "has a higher priority" if other.priority > row.priority else "comes first in the table"
         return f"{other.name} matches the same operators and {reason}"
     anchor = winner.graph.values[winner.anchor].name

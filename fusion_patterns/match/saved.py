@@ -73,9 +73,10 @@ def _table_hash(table: Table) -> str:
 
 def _to_data(candidate: Candidate, name: str) -> dict[str, Any]:
     acceptance, slots = candidate.acceptance, candidate.slots
-    nodes: dict[str, list[int]] = {}
     names = list(acceptance.row.nodes)
-    for number, label in zip(slots, acceptance.labels, strict=True):
+    nodes: dict[str, list[int]] = {}
+    # By node as the row has them, and in program order: how the walk went does not show.
+    for label, number in sorted(zip(acceptance.labels, slots, strict=True)):
         nodes.setdefault(names[label], []).append(number)
     return {
         "row": acceptance.row.name,

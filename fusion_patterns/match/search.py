@@ -10,10 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from fusion_patterns.match.automaton import Acceptance, Arrival, Automaton, Condition, Ref, State
+from fusion_patterns.match.automaton import Acceptance, Arrival, Automaton, State
 from fusion_patterns.match.exact import Word, word_of
 from fusion_patterns.match.graph import EXTERNAL, Graph, Value
+from fusion_patterns.match.layouts import Subject
 from fusion_patterns.match.predicates import Failure
+from fusion_patterns.match.threads import Condition, Question, Ref
 
 __all__ = ["Candidate", "Escape", "Observer", "Walk", "escape_of", "failure_of", "way_back"]
 
@@ -115,7 +117,7 @@ class Walk:
         held = 0
         if self.observer is None:
             for number, condition in enumerate(arrival.conditions):
-                if failure_of(self.graph, condition, self._slots) is None:
+                if self._holds(condition):
                     held |= 1 << number
         else:
             failed = []
@@ -136,7 +138,45 @@ class Walk:
         if self.observer is not None:
             self.observer.entered(state, self._slots, self.steps - before)
 
-    def _answers(self, question: Ref) -> Sequence[int]:
+    def _holds(self, condition: Condition) -> bool:
+        if condition.test is None:
+            return self._may_close(condition.subjects)
+        # One number for all subjects: far cheaper than what a tuple of them costs the garbage collector.
+        key = 0
+        for ref in condition.subjects:
+            number, position = (ref, -1) if isinstance(ref, int) else ref
+            key = key << 48 | self._slots[number] << 16 | position + 1
+        answers = self.graph.answers.setdefault(condition.test, {})
+        answer = answers.get(key)
+        if answer is None:
+            subjects = subjects_of(self.graph, condition, self._slots)
+            answer = answers[key] = condition.test.holds(self.graph, subjects)
+        return answer
+
+    def _may_close(self, refs: Sequence[Ref]) -> bool:
+        """Whether all that takes an inner value from outside comes after one of these slots."""
+        values, slot_of = self.graph.values, self._slot_of
+        ahead: int | None = None
+        for number in self._slots:
+            value = values[number]
+            if len(value.users) < 2 and not value.exits:
+                continue
+            outside = [user for user in value.users if user not in slot_of]
+            if len(outside) == len(value.users):
+                continue
+            if value.exits:
+                return False
+            for user in outside:
+                if ahead is None:
+                    ahead = 0
+                    for ref in refs:
+                        assert isinstance(ref, int)
+                        ahead |= self.graph.descendants[self._slots[ref]]
+                if not ahead >> user & 1:
+                    return False
+        return True
+
+    def _answers(self, question: Question) -> Sequence[int]:
         values = self.graph.values
         if isinstance(question, int):
             users = values[self._slots[question]].users
@@ -145,7 +185,7 @@ class Walk:
         source = values[self._slots[slot]].sources[position]
         return () if source == EXTERNAL else (source,)
 
-    def _take(self, state: State, question: Ref, ops: frozenset[str], number: int) -> None:
+    def _take(self, state: State, question: Question, ops: frozenset[str], number: int) -> None:
         value = self.graph.values[number]
         if value.op not in ops or number in self._slot_of or value.obstacle or not self.is_complete:
             return
@@ -204,15 +244,21 @@ def _wins(left: Acceptance, right: Acceptance) -> bool:
 
 
 def failure_of(graph: Graph, condition: Condition, slots: Sequence[int]) -> Failure | None:
-    """Returns why a condition does not hold for the operators at ``slots``, or None if it does."""
-    values = graph.values
-    return condition.test.failure(
-        graph,
-        [
-            values[slots[ref]] if isinstance(ref, int) else (slots[ref[0]], ref[1])
-            for ref in condition.subjects
-        ],
-    )
+    """Returns why a condition does not hold for the operators at ``slots``, or None if it does.
+
+    Whether the match can still be closed is not asked here: the reason is found by walking to the end.
+    """
+    if condition.test is None:
+        return None
+    return condition.test.failure(graph, subjects_of(graph, condition, slots))
+
+
+def subjects_of(graph: Graph, condition: Condition, slots: Sequence[int]) -> list[Subject]:
+    """Returns the operators and operands that a condition is about."""
+    return [
+        graph.values[slots[ref]] if isinstance(ref, int) else (slots[ref[0]], ref[1])
+        for ref in condition.subjects
+    ]
 
 
 def escape_of(

@@ -5,17 +5,15 @@ choice is a heaviest independent set. A candidate weighs what it saves, in bytes
 written; equal savings are decided by priority, then by the number of operators, then by the order of rows in
 the table, then by program order.
 
-Most groups of overlapping candidates have one that covers all others and outweighs each: it is taken. Others are
-swept in program order, which finds the best choice; a group with too many open choices at one place keeps the
-heaviest of them, and the plan says how much a better choice could save at most.
+Most groups of overlapping candidates have one that covers all others and outweighs each: it is taken. Others
+are swept in program order, which finds the best choice; a group with too many open choices at one place keeps
+the heaviest of them, and the plan says how much a better choice could save at most.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
-
-import networkx as nx
 
 from fusion_patterns.match.plan import Selection
 from fusion_patterns.match.search import Candidate
@@ -24,6 +22,8 @@ __all__ = ["MOST_STATES", "select"]
 
 MOST_STATES = 4096
 """The most open choices that are kept at one place of the program."""
+MOST_WORK = 1_000_000
+"""In very large groups fewer are kept, so that no module takes forever; 64 are always."""
 
 Weight = tuple[int, int, int, int, int]
 _NOTHING: Weight = (0, 0, 0, 0, 0)
@@ -63,10 +63,13 @@ def select(
 
 
 def _weight(candidate: Candidate, lowest: int = 0) -> Weight:
-    """Weights add up, so a set of candidates can be weighed; no candidate weighs nothing."""
-    acceptance = candidate.acceptance
+    """Weights add up, so a set of candidates can be weighed; no candidate weighs nothing.
+
+    The last part gives operators to early anchors: in a sum of two convolutions the first takes the sum.
+    """
+    acceptance, count = candidate.acceptance, len(candidate.slots)
     priority = acceptance.row.priority - lowest + 1
-    return candidate.saved, priority, len(candidate.slots), -acceptance.program, -candidate.anchor
+    return candidate.saved, priority, count, -acceptance.program, -candidate.anchor * count
 
 
 def _sum(left: Weight, right: Weight) -> Weight:
@@ -134,60 +137,61 @@ def _choose(group: Iterable[Candidate]) -> tuple[list[Candidate], bool]:
     whole = set(group[0].slots)
     if all(whole.issuperset(candidate.slots) for candidate in group):
         return [group[0]], True
-    weights = [_weight(candidate, lowest) for candidate in group]
-    return _sweep(group, weights, _conflicts(group))
+    return _sweep(group, lambda candidate: _weight(candidate, lowest))
 
 
-def _conflicts(group: Sequence[Candidate]) -> nx.Graph:
-    """Returns the graph of overlaps between candidates, by their place in the group."""
-    graph = nx.Graph()
-    graph.add_nodes_from(range(len(group)))
-    takers: dict[int, list[int]] = {}
+def _conflicts(group: Sequence[Candidate]) -> list[int]:
+    """Returns for each candidate those that share an operator with it, itself included, as bits."""
+    takers: dict[int, int] = {}
     for place, candidate in enumerate(group):
         for number in candidate.slots:
-            others = takers.setdefault(number, [])
-            graph.add_edges_from((place, other) for other in others)
-            others.append(place)
-    return graph
+            takers[number] = takers.get(number, 0) | 1 << place
+    conflicts = []
+    for candidate in group:
+        others = 0
+        for number in candidate.slots:
+            others |= takers[number]
+        conflicts.append(others)
+    return conflicts
 
 
 def _sweep(
-    group: Sequence[Candidate], weights: list[Weight], conflicts: nx.Graph
+    group: Sequence[Candidate], weight_of: Callable[[Candidate], Weight]
 ) -> tuple[list[Candidate], bool]:
     """Sweeps over the candidates in program order; returns the choice, and whether no other is heavier.
 
-    What was decided matters to the rest only by the candidates that it still excludes. Candidates overlap near
-    their places in the program, so there are few such sets, however many candidates there are; where there are
-    more than `MOST_STATES` the lightest are dropped, and the choice may not be the best.
+    What was decided matters to the rest only by the candidates that it still excludes. Candidates overlap
+    near their places in the program, so there are few such sets, however many candidates there are; where
+    there are more than `MOST_STATES` the lightest are dropped, and the choice may not be the best.
     """
-    order = sorted(range(len(group)), key=lambda place: (min(group[place].slots), max(group[place].slots), place))
-    position = {place: number for number, place in enumerate(order)}
+    # The sort is stable, so of candidates that take the same the heavier comes first.
+    order = sorted(group, key=lambda candidate: (min(candidate.slots), max(candidate.slots)))
     exact = True
+    most = min(MOST_STATES, max(64, MOST_WORK // len(group)))
     # excluded candidates, as bits from the next one on -> the best choice so far, as a linked list
-    states: dict[int, tuple[Weight, tuple[int, Any] | None]] = {0: (_NOTHING, None)}
-    for number, place in enumerate(order):
-        later = (position[other] for other in conflicts.adj[place])
-        forbidden = sum(1 << (other - number) for other in later if other > number)
-        following: dict[int, tuple[Weight, tuple[int, Any] | None]] = {}
+    states: dict[int, tuple[Weight, tuple[Candidate, Any] | None]] = {0: (_NOTHING, None)}
+    for number, (candidate, conflicts) in enumerate(zip(order, _conflicts(order), strict=True)):
+        own, forbidden = weight_of(candidate), conflicts >> number
+        following: dict[int, tuple[Weight, tuple[Candidate, Any] | None]] = {}
         for excluded, (weight, taken) in states.items():
             options = [(excluded >> 1, weight, taken)]
             if not excluded & 1:
-                options.append(((excluded | forbidden) >> 1, _sum(weight, weights[place]), (place, taken)))
+                options.append(((excluded | forbidden) >> 1, _sum(weight, own), (candidate, taken)))
             for key, total, choice in options:
                 known = following.get(key)
                 if known is None or total > known[0]:
                     following[key] = total, choice
-        if len(following) > MOST_STATES:
+        if len(following) > most:
             exact = False
             heaviest = sorted(following.items(), key=lambda item: item[1][0], reverse=True)
-            following = dict(heaviest[: MOST_STATES // 4])
+            following = dict(heaviest[: most // 4])
         states = following
     _, link = max(states.values(), key=lambda state: state[0])
-    taken_places = []
+    taken_here = []
     while link is not None:
-        taken_places.append(link[0])
+        taken_here.append(link[0])
         link = link[1]
-    return [group[place] for place in sorted(taken_places)], exact
+    return taken_here[::-1], exact
 
 
 def _bound(group: Sequence[Candidate]) -> int:

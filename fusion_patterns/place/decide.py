@@ -1,209 +1,304 @@
 """Needs and wishes of all composites -> one form (layout and scope) for each tensor and reader.
 
-A tensor that a composite writes is packed, in the scope that most of its readers ask for; a reader that asks for
-another gets one shared copy. ``any`` follows the writer. Everything that no composite writes is plain in a buffer;
-its packed forms are made where it is defined, once each.
+First a minimum cut says which composites are worth packing (``balance``), then each tensor's scope is
+chosen by itself (``choice``). What no composite writes is plain in a buffer; its packed forms are made
+where it is defined, once each.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from math import prod
 from typing import Any
 
-import numpy as np
 import tvm
 from tvm import relax
 
-from .balance import Flow, cheaper_in_buffers
+from .balance import Balance, Flow
+from .choice import Choice, Tensor, choose
+from .decision import (
+    ANY,
+    BY_CUT,
+    GLOBAL,
+    INDEPENDENT,
+    PLAIN_FORM,
+    SCOPES_ATTR,
+    Alternative,
+    Conversion,
+    Form,
+    Placement,
+    TensorDecision,
+    Wish,
+    bindings_of,
+    byte_count,
+    composites_of,
+    source_shape,
+)
 from .layouts import DATA, PLAIN, layout
-from .limits import TextureLimits
-from .needs import Needs, NotPacked, Operand, needs_of, op_name
+from .limits import FOLDINGS, TextureLimits
+from .needs import NotPacked, needs_of, op_name
+from .profiles import Profile, profile_for
+from .traffic import times_read
 
-__all__ = ["Form", "Placement", "TensorDecision", "composites_of", "decide"]
-
-SCOPES_ATTR = "fusion_patterns.scopes"
-GLOBAL = "global"
-
-
-@dataclass(frozen=True)
-class Form:
-    """How a tensor is held: layout name and memory scope."""
-
-    layout: str
-    scope: str
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether this is the form in which the module came."""
-        return self.layout == PLAIN and self.scope == GLOBAL
-
-
-PLAIN_FORM = Form(PLAIN, GLOBAL)
+__all__ = [
+    "GLOBAL",
+    "PLAIN_FORM",
+    "SCOPES_ATTR",
+    "Form",
+    "Placement",
+    "TensorDecision",
+    "bindings_of",
+    "composites_of",
+    "decide",
+    "mark_leaves",
+    "mark_plain",
+    "source_shape",
+]
 
 
-@dataclass(frozen=True)
-class TensorDecision:
-    """What was decided for one tensor: its form, how many bytes it takes there, and why."""
+def decide(mod: tvm.IRModule, target: Any, profile: Profile | None = None) -> Placement:
+    """Decide the form of every tensor at a composite's edge.
 
-    function: str
-    value: str
-    layout: str
-    scope: str
-    shape: tuple[int, ...]
-    dtype: str
-    reason: str
-
-    @property
-    def bytes(self) -> int:
-        """Bytes of the tensor in this form."""
-        return prod(self.shape) * np.dtype(self.dtype).itemsize
-
-
-@dataclass
-class Placement:
-    """All decisions for a module.
-
-    ``outputs``: form of each composite's result, by the composite's name. ``operands``: form of each operand.
-    ``refused``: composites that have no packed kernel, with the reason and the culprit.
+    ``target`` gives the device limits and, unless ``profile`` is given, the costs. Composites that can't be
+    packed, and those that cost less in buffers, are listed in ``refused`` and left out.
     """
-
-    needs: dict[str, Needs] = field(default_factory=dict)
-    outputs: dict[str, Form] = field(default_factory=dict)
-    operands: dict[str, tuple[Form, ...]] = field(default_factory=dict)
-    tensors: list[TensorDecision] = field(default_factory=list)
-    refused: dict[str, tuple[str, str]] = field(default_factory=dict)
-
-
-def composites_of(mod: tvm.IRModule) -> dict[str, Any]:
-    """The composites that ``outline`` made, by name, in the order of their names in the module."""
-    return {
-        gv.name_hint: func
-        for gv, func in mod.functions_items()
-        if isinstance(func, relax.Function) and func.attrs and SCOPES_ATTR in func.attrs
-    }
-
-
-def bindings_of(body: Any) -> Iterator[Any]:
-    """All bindings of a function's body in program order, those in branches included."""
-    for block in body.blocks:
-        for binding in block.bindings:
-            yield binding
-            if isinstance(binding, relax.VarBinding) and isinstance(binding.value, relax.If):
-                yield from bindings_of(binding.value.true_branch)
-                yield from bindings_of(binding.value.false_branch)
+    work = _Decision(mod, target, profile or profile_for(target))
+    for gv, func in sorted(mod.functions_items(), key=lambda item: str(item[0].name_hint)):
+        if isinstance(func, relax.Function) and gv.name_hint not in work.composites:
+            work.function(str(gv.name_hint), func)
+    return work.placement
 
 
 @dataclass
 class _Use:
-    """One argument of a composite's call."""
+    """One argument of a composite's call: the number of the callee's operand."""
 
     callee: str
     operand: int
-    wish: str
 
 
-def decide(mod: tvm.IRModule, target: Any) -> Placement:
-    """Decide the form of every tensor at a composite's edge.
+@dataclass
+class _Caller:
+    """One function: which composite writes a value, who reads it, and which values are read as they are."""
 
-    ``target`` gives the device limits. Composites that can't be packed are listed in ``refused`` and left out.
-    """
-    limits = TextureLimits.of(target)
-    placement = Placement()
-    composites = composites_of(mod)
-    for name, func in composites.items():
-        try:
-            placement.needs[name] = needs_of(func)
-        except NotPacked as refusal:
-            placement.refused[name] = (refusal.reason, refusal.culprit)
-    for gv, func in mod.functions_items():
-        if isinstance(func, relax.Function) and gv.name_hint not in composites:
-            _decide_function(gv.name_hint, func, composites, limits, placement)
-    return placement
+    name: str
+    made: dict[Any, str] = field(default_factory=dict)
+    uses: dict[Any, list[_Use]] = field(default_factory=dict)
+    plain: set[Any] = field(default_factory=set)
+
+    def values(self) -> Iterator[Any]:
+        """Every tensor at a composite's edge, in the order in which composites meet it."""
+        yield from dict.fromkeys([*self.uses, *self.made])
 
 
-def _wishes(func: Any) -> dict[str, str]:
-    return {str(key): str(value) for key, value in func.attrs[SCOPES_ATTR].items()}
+class _Decision:
+    def __init__(self, mod: tvm.IRModule, target: Any, profile: Profile) -> None:
+        self.composites = composites_of(mod)
+        self.limits = TextureLimits.of(target)
+        self.placement = Placement(profile)
+        self.times: dict[str, tuple[float, ...]] = {}
+        for name, func in self.composites.items():
+            try:
+                needs = self.placement.needs[name] = needs_of(func)
+                self.times[name] = times_read(func, needs)
+            except NotPacked as refusal:
+                self.placement.refused[name] = (refusal.reason, refusal.culprit)
 
+    def function(self, name: str, func: Any) -> None:
+        """Decide all that one function calls."""
+        self._leave_in_buffers(name, func)
+        caller = self._scan(name, func)
+        chosen: dict[tuple[str, int], Form] = {}
+        for value in caller.values():
+            self._tensor(caller, value, chosen)
+        for callee in caller.made.values():
+            count = len(self.placement.needs[callee].operands)
+            self.placement.operands[callee] = tuple(chosen[callee, number] for number in range(count))
 
-def _decide_function(
-    function: str, func: Any, composites: dict[str, Any], limits: TextureLimits, placement: Placement
-) -> None:
-    _leave_in_buffers(func, composites, placement)
-    made: dict[Any, str] = {}
-    readers: dict[Any, list[_Use]] = {}
-    for binding in bindings_of(func.body):
-        callee = _callee(binding)
-        if callee is None or callee not in placement.needs:
-            continue
-        made[binding.var] = callee
-        wishes = _wishes(composites[callee])
-        params = composites[callee].params
-        for number, operand in enumerate(placement.needs[callee].operands):
-            wish = wishes.get(params[operand.param].name, "any")
-            readers.setdefault(binding.value.args[operand.param], []).append(_Use(callee, number, wish))
-    chosen: dict[tuple[str, int], Form] = {}
-    for var, callee in made.items():
-        needs = placement.needs[callee]
-        own = _wishes(composites[callee]).get("output", "any")
-        uses = [use for use in readers.get(var, []) if needs_operand(placement, use).layout == DATA]
-        scope, reason = _writer_scope(own, uses, needs.output_shape, needs.output_dtype, limits)
-        placement.outputs[callee] = Form(DATA, scope)
-        placement.tensors.append(
-            TensorDecision(
-                function,
-                var.name,
-                DATA,
-                scope,
-                layout(DATA).packed_shape(needs.output_shape),
-                needs.output_dtype,
-                reason,
+    def _scan(self, name: str, func: Any) -> _Caller:
+        caller = _Caller(name)
+        for binding in bindings_of(func.body):
+            callee = self._callee(binding)
+            if callee is None:
+                mark_plain(binding, caller.plain)
+                continue
+            for number, operand in enumerate(self.placement.needs[callee].operands):
+                value = binding.value.args[operand.param]
+                caller.uses.setdefault(value, []).append(_Use(callee, number))
+                if operand.layout == PLAIN:
+                    caller.plain.add(value)
+            caller.made[binding.var] = callee
+        mark_leaves(func.body.body, caller.plain)
+        return caller
+
+    def _callee(self, binding: Any) -> str | None:
+        """The packed composite that a binding calls."""
+        value = getattr(binding, "value", None)
+        if isinstance(value, relax.Call) and isinstance(value.op, tvm.ir.GlobalVar):
+            name = str(value.op.name_hint)
+            return name if name in self.placement.needs else None
+        return None
+
+    # Packed or plain ----------------------------------------------------------------------------------------
+
+    def _leave_in_buffers(self, name: str, func: Any) -> None:
+        """Refuse the composites whose conversions would cost more than packing them saves."""
+        caller = self._scan(name, func)
+        fixed = {callee for callee in caller.made.values() if has_convolution(self.composites[callee])}
+        free = set(caller.made.values()) - fixed
+        scope = FOLDINGS[0] if self.limits.textures else GLOBAL
+        flows = {value: self._flow(caller, value) for value in caller.values() if not _is_constant(value)}
+        gains = {callee: self._gain(callee, scope) for callee in sorted(free)}
+        balance = Balance(flows, fixed, free, gains, self.placement.profile, scope)
+        self.placement.balances[name] = balance
+        written = {callee: var for var, callee in caller.made.items()}
+        for callee, excess in balance.left.items():
+            needs = self.placement.needs.pop(callee)
+            reason = (
+                f"packing it would cost {excess} bytes more than leaving it in buffers with its neighbours"
             )
+            self.placement.refused[callee] = (reason, "")
+            self.placement.tensors.append(
+                TensorDecision(
+                    name,
+                    str(written[callee].name),
+                    PLAIN,
+                    GLOBAL,
+                    needs.output_shape,
+                    needs.output_dtype,
+                    reason,
+                    writer=callee,
+                    by=BY_CUT,
+                )
+            )
+
+    def _flow(self, caller: _Caller, value: Any) -> Flow:
+        writer = caller.made.get(value)
+        uses = caller.uses.get(value, [])
+        data = [use for use in uses if self._operand(use).layout == DATA]
+        if writer is not None:
+            needs = self.placement.needs[writer]
+            shape, dtype = needs.output_shape, needs.output_dtype
+        else:
+            shape, dtype = self._operand(uses[0]).shape, self._operand(uses[0]).dtype
+        size = byte_count(layout(DATA).packed_shape(shape), dtype) if writer or data else 0
+        plain = value in caller.plain or len(data) < len(uses)
+        return Flow(size, writer, {use.callee for use in data}, plain)
+
+    def _gain(self, callee: str, scope: str) -> int:
+        """What the composite's own kernel saves by reading and writing packed tensors."""
+        needs, profile = self.placement.needs[callee], self.placement.profile
+        packed = layout(DATA).packed_shape
+        gain = profile.write(GLOBAL, byte_count(needs.output_shape, needs.output_dtype))
+        gain -= profile.write(scope, byte_count(packed(needs.output_shape), needs.output_dtype))
+        for operand, times in zip(needs.operands, self.times[callee], strict=True):
+            if operand.layout == DATA:
+                gain += profile.read(GLOBAL, byte_count(operand.shape, operand.dtype), times)
+                gain -= profile.read(scope, byte_count(packed(operand.shape), operand.dtype), times)
+        return gain
+
+    # Texture or buffer --------------------------------------------------------------------------------------
+
+    def _tensor(self, caller: _Caller, value: Any, chosen: dict[tuple[str, int], Form]) -> None:
+        """Choose the forms of one value: one choice for each layout in which it is read or written."""
+        writer = caller.made.get(value)
+        uses = caller.uses.get(value, [])
+        layouts = dict.fromkeys(self._operand(use).layout for use in uses)
+        if writer is not None:
+            layouts = dict.fromkeys([DATA, *layouts])
+        choices: dict[str, Choice] = {}
+        for name in sorted(layouts, key=lambda each: (each != DATA, each)):
+            group = [use for use in uses if self._operand(use).layout == name]
+            if name == PLAIN:
+                chosen.update({(use.callee, use.operand): PLAIN_FORM for use in group})
+                continue
+            choice = choices[name] = self._choose(caller, value, name, group, set(layouts) != {name})
+            for use, scope in zip(group, choice.readers, strict=True):
+                chosen[use.callee, use.operand] = Form(name, scope)
+        if writer is not None:
+            self.placement.outputs[writer] = Form(DATA, choices[DATA].scope)
+        self.placement.tensors.append(self._decision(caller, value, choices))
+
+    def _choose(self, caller: _Caller, value: Any, name: str, group: list[_Use], elsewhere: bool) -> Choice:
+        writer = caller.made.get(value) if name == DATA else None
+        if writer is not None:
+            needs = self.placement.needs[writer]
+            source, dtype = needs.output_shape, needs.output_dtype
+        else:
+            source, dtype = self._operand(group[0]).shape, self._operand(group[0]).dtype
+        shape = layout(name).packed_shape(source_shape(name, source))
+        own = self._wishes(writer).get("output", ANY) if writer is not None else None
+        tensor = Tensor(
+            name,
+            shape,
+            dtype,
+            byte_count(shape, dtype),
+            tuple(self._wish(use) for use in group),
+            own,
+            constant=_is_constant(value),
+            read_plain=value in caller.plain or elsewhere,
         )
-    for value, uses in readers.items():
-        writer = placement.outputs[made[value]] if value in made else None
-        for use in uses:
-            chosen[use.callee, use.operand] = _reader_form(needs_operand(placement, use), use, writer, limits)
-    for callee in made.values():
-        count = len(placement.needs[callee].operands)
-        placement.operands[callee] = tuple(chosen[callee, number] for number in range(count))
+        return choose(tensor, self.limits, self.placement.profile)
 
-
-def _leave_in_buffers(func: Any, composites: dict[str, Any], placement: Placement) -> None:
-    """Refuse the composites whose conversions would cost more than packing them saves."""
-    flows: dict[Any, Flow] = {}
-    fixed: set[str] = set()
-    free: set[str] = set()
-    plain: set[Any] = set()
-
-    def flow(value: Any, shape: tuple[int, ...], dtype: str) -> Flow:
-        size = prod(layout(DATA).packed_shape(shape)) * np.dtype(dtype).itemsize
-        return flows.setdefault(value, Flow(size))
-
-    for binding in bindings_of(func.body):
-        callee = _callee(binding)
-        if callee is None or callee not in placement.needs:
-            mark_plain(binding, plain)
-            continue
-        needs = placement.needs[callee]
-        (fixed if has_convolution(composites[callee]) else free).add(callee)
-        flow(binding.var, needs.output_shape, needs.output_dtype).writer = callee
-        for operand in needs.operands:
-            value = binding.value.args[operand.param]
-            if operand.layout == DATA and not isinstance(value, tvm.ir.GenericConst):
-                flow(value, operand.shape, operand.dtype).packed_readers.add(callee)
+    def _decision(self, caller: _Caller, value: Any, choices: dict[str, Choice]) -> TensorDecision:
+        writer = caller.made.get(value)
+        uses = caller.uses.get(value, [])
+        alternatives: list[Alternative] = [a for choice in choices.values() for a in choice.alternatives]
+        conversions: list[Conversion] = [c for choice in choices.values() for c in choice.conversions]
+        wishes = tuple(
+            sorted((self._wish(use) for use in uses), key=lambda wish: (wish.reader, wish.operand))
+        )
+        if writer is not None:
+            needs = self.placement.needs[writer]
+            form, reason = self.placement.outputs[writer], choices[DATA].reason
+            shape, dtype = layout(DATA).packed_shape(needs.output_shape), needs.output_dtype
+            by = BY_CUT if writer in self.placement.balances[caller.name].free else INDEPENDENT
+        else:
+            shape, dtype = self._operand(uses[0]).shape, self._operand(uses[0]).dtype
+            if _is_constant(value) and len(choices) == 1:
+                (name, choice), *_ = choices.items()
+                form, reason = Form(name, choice.scope), choice.reason
+                shape = layout(name).packed_shape(source_shape(name, shape))
             else:
-                mark_leaves(value, plain)
-    mark_leaves(func.body.body, plain)
-    for value, its in flows.items():
-        its.plain_reader = value in plain
-    for name, excess in cheaper_in_buffers(flows, fixed, free).items():
-        del placement.needs[name]
-        placement.refused[name] = (
-            f"packing it would cost {excess} bytes more than leaving it in buffers with its neighbours",
-            "",
+                form, reason = PLAIN_FORM, "no composite writes it, so it stays as the module has it"
+            by = INDEPENDENT
+        return TensorDecision(
+            caller.name,
+            self._name(value, uses),
+            form.layout,
+            form.scope,
+            shape,
+            dtype,
+            reason,
+            writer,
+            wishes,
+            tuple(alternatives),
+            tuple(conversions),
+            by,
         )
+
+    def _name(self, value: Any, uses: list[_Use]) -> str:
+        """The IR value's name; a constant is called after the first operand that it is."""
+        if not _is_constant(value):
+            return str(value.name)
+        return f"{uses[0].callee}.{self._operand(uses[0]).name}"
+
+    def _operand(self, use: _Use) -> Any:
+        return self.placement.needs[use.callee].operands[use.operand]
+
+    def _wishes(self, composite: str) -> dict[str, str]:
+        attrs = self.composites[composite].attrs[SCOPES_ATTR]
+        return {str(key): str(value) for key, value in attrs.items()}
+
+    def _wish(self, use: _Use) -> Wish:
+        operand = self._operand(use)
+        param = self.composites[use.callee].params[operand.param].name
+        scope = self._wishes(use.callee).get(param, ANY)
+        return Wish(use.callee, operand.name, operand.layout, scope, self.times[use.callee][use.operand])
+
+
+def _is_constant(value: Any) -> bool:
+    return isinstance(value, tvm.ir.GenericConst)
 
 
 def has_convolution(func: Any) -> bool:
@@ -234,55 +329,3 @@ def mark_leaves(expr: Any, plain: set[Any]) -> None:
         plain.add(expr)
     else:
         plain.update(relax.analysis.free_vars(expr))
-
-
-def _callee(binding: Any) -> str | None:
-    value = getattr(binding, "value", None)
-    if isinstance(value, relax.Call) and isinstance(value.op, tvm.ir.GlobalVar):
-        return str(value.op.name_hint)
-    return None
-
-
-def needs_operand(placement: Placement, use: _Use) -> Operand:
-    """The operand that a use stands for."""
-    return placement.needs[use.callee].operands[use.operand]
-
-
-def _writer_scope(
-    own: str, uses: list[_Use], shape: tuple[int, ...], dtype: str, limits: TextureLimits
-) -> tuple[str, str]:
-    """The scope of a composite's result: the vote of its readers, its own wish where they have none."""
-    texture = sum(use.wish == "texture" for use in uses)
-    buffer = sum(use.wish == GLOBAL for use in uses)
-    if texture == buffer:
-        wanted, reason = own, "the row's wish for its output"
-    else:
-        wanted = "texture" if texture > buffer else GLOBAL
-        reason = f"{texture} of {len(uses)} readers ask for texture, {buffer} for a buffer"
-    if wanted != "texture":
-        return GLOBAL, reason
-    scope, why_not = limits.folding(layout(DATA).packed_shape(shape), dtype)
-    return (scope, reason) if scope else (GLOBAL, why_not)
-
-
-def _reader_form(operand: Operand, use: _Use, writer: Form | None, limits: TextureLimits) -> Form:
-    """The form in which one reader gets its operand."""
-    if operand.layout == PLAIN:
-        return PLAIN_FORM
-    if use.wish == "any":
-        return writer if writer is not None and operand.layout == DATA else Form(operand.layout, GLOBAL)
-    if use.wish == GLOBAL:
-        return Form(operand.layout, GLOBAL)
-    if writer is not None and operand.layout == DATA and "texture" in writer.scope:
-        return writer
-    scope, _ = limits.folding(layout(operand.layout).packed_shape(_source(operand)), operand.dtype)
-    return Form(operand.layout, scope or GLOBAL)
-
-
-def _source(operand: Operand) -> tuple[int, ...]:
-    return source_shape(operand.layout, operand.shape)
-
-
-def source_shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape that a layout packs: a channel vector is seen as (C,), whatever its ones."""
-    return (prod(shape),) if len(layout(name).axes) == 1 else shape

@@ -1,7 +1,8 @@
 """Packed layouts: what they are called, what shape they give, and how a tensor gets in and out of them.
 
-A layout is written as TVM writes it (``NCHW4c``): capitals are the source's axes in order, a digit and a small
-letter is the inner block of the axis of that name. An axis that the block does not divide is padded with zeros.
+A layout is written as TVM writes it (``NCHW4c``): capitals are the source's axes in order, a digit and a
+small letter is the inner block of the axis of that name. An axis that the block does not divide is padded
+with zeros.
 
     NCHW4c     data             (N, C/4, H, W, 4)
     OIHW4i4o   conv weight      (O/4, I/4, H, W, 4, 4): the 16 numbers of a block lie side by side
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -93,7 +94,7 @@ class Layout:
         return np.ascontiguousarray(array.reshape(split).transpose(order))
 
 
-@lru_cache(maxsize=None)
+@cache
 def layout(name: str) -> Layout:
     """The layout of that name (not ``plain``, which is the absence of one)."""
     return Layout(name)

@@ -1,8 +1,8 @@
 """What a target's images can hold: foldings of a tensor into (depth, height, width) and the device's limits.
 
-A scope says where the image's axes are cut (TVM's runtime, ``texture.h``): with separator ``s`` the axes before
-``s - 1`` are the array's depth, axis ``s - 1`` its height, the rest but the last its width, and the last axis the
-four channels of a texel.
+A scope says where the image's axes are cut (TVM's runtime, ``texture.h``): with separator ``s`` the axes
+before ``s - 1`` are the array's depth, axis ``s - 1`` its height, the rest but the last its width, and the
+last axis the four channels of a texel.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class TextureLimits:
 
     def folding(self, shape: tuple[int, ...], dtype: str) -> tuple[str | None, str]:
         """The first folding that fits, and the reasons why those before it do not."""
-        reasons = []
+        reasons: list[str] = []
         for scope in FOLDINGS:
             reason = self.why_not(scope, shape, dtype)
             if reason is None:

@@ -1,8 +1,8 @@
 """The layout that each operand of a composite must have for its packed kernel.
 
-Needs are read off the composite's body, op by op: what the anchor wants (data, weight), and how each operand of
-the epilogue meets the value (same shape, one number for each channel, any other broadcast). A parameter that two
-ops want in two layouts (a tensor that is data and weight at once) is passed twice.
+Needs are read off the composite's body, op by op: what the anchor wants (data, weight), and how each
+operand of the epilogue meets the value (same shape, one number for each channel, any other broadcast). A
+parameter that two ops want in two layouts (a tensor that is data and weight at once) is passed twice.
 """
 
 from __future__ import annotations
@@ -28,15 +28,13 @@ __all__ = [
     "tensor_args",
 ]
 
-ELEMENTWISE = frozenset(
-    f"relax.{name}"
-    for name in (
-        "add subtract multiply divide maximum minimum power abs ceil clip cos erf exp floor log negative nn.relu "
-        "nn.relu6 nn.leakyrelu nn.prelu nn.gelu nn.gelu_tanh nn.silu nn.softplus round rsqrt sigmoid sign sin sqrt "
-        "square tanh astype greater greater_equal less less_equal equal not_equal logical_and logical_or "
-        "logical_not where"
-    ).split()
-)
+_ELEMENTWISE = """
+    add subtract multiply divide maximum minimum power abs ceil clip cos erf exp floor log negative nn.relu
+    nn.relu6 nn.leakyrelu nn.prelu nn.gelu nn.gelu_tanh nn.silu nn.softplus round rsqrt sigmoid sign sin sqrt
+    square tanh astype greater greater_equal less less_equal equal not_equal logical_and logical_or
+    logical_not where
+"""
+ELEMENTWISE = frozenset(f"relax.{name}" for name in _ELEMENTWISE.split())
 """Ops whose packed form is the same op on packed tensors."""
 
 
@@ -219,13 +217,15 @@ def _elementwise(reader: _Reader, number: int, call: Any, op: str, shape: tuple[
         reader.read(number, arg, expr, wanted, name)
 
 
-# What the operands of an anchor must be: op -> (call, name of its value) -> a layout for each tensor it reads.
+# What an anchor's operands must be: op -> (call, name of its value) -> a layout for each tensor it reads.
 
 
 def _conv2d(call: Any, culprit: str) -> tuple[str, ...]:
     attrs = call.attrs
     if str(attrs.data_layout) != "NCHW" or str(attrs.kernel_layout) != "OIHW":
-        raise NotPacked(f"conv2d in layout {attrs.data_layout}/{attrs.kernel_layout} has no packed kernel", culprit)
+        raise NotPacked(
+            f"conv2d in layout {attrs.data_layout}/{attrs.kernel_layout} has no packed kernel", culprit
+        )
     data, weight = _floats(call, culprit)
     groups = int(attrs.groups)
     if groups == data[1] and weight[1] == 1 and weight[0] == data[1]:
@@ -271,7 +271,9 @@ def _concat(call: Any, culprit: str) -> tuple[str, ...]:
     parts = _floats(call, culprit)
     for position, part in enumerate(parts[:-1]):
         if part[1] % 4:
-            raise NotPacked(f"part {position} of the concat has {part[1]} channels, 4 does not divide them", culprit)
+            raise NotPacked(
+                f"part {position} of the concat has {part[1]} channels, 4 does not divide them", culprit
+            )
     return (DATA,) * len(parts)
 
 
@@ -285,7 +287,11 @@ def _resize2d(call: Any, culprit: str) -> tuple[str, ...]:
 
 
 def _slice(call: Any, culprit: str) -> tuple[str, ...]:
-    numbers = [[getattr(n, "value", None) for n in arg.fields] for arg in call.args[1:] if isinstance(arg, relax.Tuple)]
+    numbers = [
+        [getattr(n, "value", None) for n in arg.fields]
+        for arg in call.args[1:]
+        if isinstance(arg, relax.Tuple)
+    ]
     if len(numbers) < 3 or numbers[0] != [1] or (len(numbers) > 3 and numbers[3] != [1]):
         raise NotPacked("only a slice of consecutive channels has a packed kernel", culprit)
     begin = numbers[1][0]
@@ -297,11 +303,13 @@ def _slice(call: Any, culprit: str) -> tuple[str, ...]:
 
 def _floats(call: Any, culprit: str) -> list[tuple[int, ...]]:
     """Shapes of the tensors that a call reads: static, rank 4, float."""
-    shapes = []
+    shapes: list[tuple[int, ...]] = []
     for expr in tensor_args(call):
         shape = static_shape(expr)
         if shape is None or len(shape) != 4:
-            raise NotPacked(f"{op_name(call)} needs tensors of four static dimensions for a packed kernel", culprit)
+            raise NotPacked(
+                f"{op_name(call)} needs tensors of four static dimensions for a packed kernel", culprit
+            )
         if str(expr.ty.dtype) not in ("float32", "float16"):
             raise NotPacked(f"{op_name(call)} on {expr.ty.dtype} has no packed kernel", culprit)
         shapes.append(shape)

@@ -45,9 +45,7 @@ def composite_values(fused: tvm.IRModule, placement: Placement, function: str) -
     return found
 
 
-def with_composite_outputs(
-    fused: tvm.IRModule, values: list[CompositeValue], function: str
-) -> tvm.IRModule:
+def with_composite_outputs(fused: tvm.IRModule, values: list[CompositeValue], function: str) -> tvm.IRModule:
     """The module with ``function`` returning those composites' results instead of its own."""
     func = fused[function]
     wanted = {value.name: value.var for value in values}
@@ -64,9 +62,7 @@ def with_composite_outputs(
     result = relax.Tuple([moved[value.var] for value in values])
     ty = relax.TupleType([value.var.ty for value in values])
     mod = fused.clone()
-    out = relax.Function(
-        func.params, relax.SeqExpr(blocks, result), ty, bool(func.is_pure), func.attrs
-    )
+    out = relax.Function(func.params, relax.SeqExpr(blocks, result), ty, bool(func.is_pure), func.attrs)
     mod[mod.get_global_var(function)] = out
     return relax.transform.Normalize()(mod)
 

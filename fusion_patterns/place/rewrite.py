@@ -1,12 +1,13 @@
 """Decisions -> a module in which they are visible.
 
     x                      ->  x_nchw4c = pack(x), once for each form that a composite reads
-    lv = fused(x, w)       ->  lv_nchw4c = fused(x_nchw4c, packed w);  lv = unpack(lv_nchw4c) if anybody reads it plain
+    lv = fused(x, w)       ->  lv_nchw4c = fused(x_nchw4c, packed w);  lv = unpack(lv_nchw4c) if read plain
     fused(x, w) { body }   ->  fused(x_nchw4c, w_oihw4i4o) { x = unpack(x_nchw4c); w = ...; body; pack }
 
-Conversions are private composites themselves (``layout.pack``, ``layout.unpack``) and stand where the tensor is
-defined, so that every reader shares them. The unpacking inside a composite says what its operands mean, keeps the
-module well-typed and runnable by stock TVM, and costs nothing: the packed kernels read through it.
+Conversions are private composites themselves (``layout.pack``, ``layout.unpack``) and stand where the
+tensor is defined, so that every reader shares them. The unpacking inside a composite says what its operands
+mean, keeps the module well-typed and runnable by stock TVM, and costs nothing: the packed kernels read
+through it.
 """
 
 from __future__ import annotations
@@ -24,7 +25,6 @@ from .decide import (
     SCOPES_ATTR,
     Form,
     Placement,
-    TensorDecision,
     bindings_of,
     composites_of,
     decide,
@@ -223,7 +223,9 @@ class _Rewriter:
         forms = scope.forms.setdefault(value, {})
         if form not in forms:
             suffix = f"{form.layout.lower()}" + ("" if form.scope == GLOBAL else "_texture")
-            forms[form] = _Packed(form, shape, type(value)(f"{value.name}_{suffix}", self._type(shape, dtype, form)))
+            forms[form] = _Packed(
+                form, shape, type(value)(f"{value.name}_{suffix}", self._type(shape, dtype, form))
+            )
 
     def _callee(self, binding: Any) -> str | None:
         value = getattr(binding, "value", None)
@@ -246,7 +248,9 @@ class _Rewriter:
             return self._call(binding, callee, scope)
         value = getattr(binding, "value", None)
         if isinstance(value, relax.If):
-            branch = relax.If(value.cond, self._seq(value.true_branch, scope), self._seq(value.false_branch, scope))
+            branch = relax.If(
+                value.cond, self._seq(value.true_branch, scope), self._seq(value.false_branch, scope)
+            )
             binding = relax.VarBinding(binding.var, self.builder.normalize(branch))
         return [binding, *self._packings(scope, binding.var)]
 
@@ -267,7 +271,6 @@ class _Rewriter:
         if binding.var in scope.plain:
             convert = self._conversion(needs.output_shape, needs.output_dtype, own, PLAIN_FORM)
             bindings.append(relax.VarBinding(binding.var, self._converted(convert, packed.var)))
-            self._note(scope, binding.var.name, PLAIN_FORM, needs.output_shape, needs.output_dtype, "read plain")
         bindings += self._packings(scope, binding.var, source=packed)
         return bindings
 
@@ -280,21 +283,13 @@ class _Rewriter:
             dtype = str(packed.var.ty.dtype)
             given = source if source is not None and source.form.layout == form.layout else None
             convert = self._conversion(packed.shape, dtype, given.form if given else PLAIN_FORM, form)
-            bindings.append(relax.VarBinding(packed.var, self._converted(convert, given.var if given else value)))
-            self._note(scope, value.name, form, packed.shape, dtype, "packed once for all its readers")
+            bindings.append(
+                relax.VarBinding(packed.var, self._converted(convert, given.var if given else value))
+            )
         return bindings
 
     def _converted(self, gv: Any, value: Any) -> Any:
         return self.builder.normalize(relax.Call(gv, [value]))
-
-    def _note(
-        self, scope: _Scope, value: str, form: Form, shape: tuple[int, ...], dtype: str, reason: str
-    ) -> None:
-        if form.layout != PLAIN:
-            shape = layout(form.layout).packed_shape(source_shape(form.layout, shape))
-        self.placement.tensors.append(
-            TensorDecision(scope.name, value, form.layout, form.scope, shape, dtype, reason)
-        )
 
     def _constant(self, const: Any, form: Form, shape: tuple[int, ...]) -> Any:
         """A constant packed with NumPy, once for each form."""
