@@ -4,6 +4,8 @@
 #   make test       ruff, mypy and the tests that take less than half a minute each
 #   make test-slow  the other tests
 #   make docs       the documentation as HTML, in build/docs
+#   make corpus     every real network: compile, run, verify; ARGS="--only 'tv_*' --jobs 2 --stock-compile"
+#   make bench-match, make kernel-counts    matching and kernel counts beside stock TVM's
 #   make clean      remove what the other targets made
 
 SHELL  := /bin/bash
@@ -65,3 +67,22 @@ opencl:
 	    { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq pocl-opencl-icd >/dev/null; } || \
 	        echo "PoCL can't be installed, so nothing runs on an OpenCL device"; \
 	else echo "no OpenCL driver here, so nothing runs on an OpenCL device; on Debian: apt install pocl-opencl-icd"; fi
+
+# Measurements; they write into docs. The networks from PyTorch need torch and its model packages.
+CORPUS_PACKAGES := torchvision==0.28.0 timm==1.0.31 pytorchcv==0.0.74 segmentation-models-pytorch==0.6.0
+
+$(VENV)/.corpus: $(VENV)/.test-onnx-opencl-torch
+	$(PIP) install --progress-bar off --no-deps $(CORPUS_PACKAGES)
+	$(PIP) install --progress-bar off huggingface-hub safetensors pillow pyyaml tqdm
+	@touch $@
+
+.PHONY: corpus bench-match kernel-counts
+
+corpus: $(VENV)/.corpus opencl
+	$(BIN)/python -m bench.corpus $(ARGS)
+
+bench-match: $(VENV)/.corpus
+	$(BIN)/python -m bench.match $(ARGS)
+
+kernel-counts: $(VENV)/.corpus
+	$(BIN)/python -m bench.kernel_counts $(ARGS)

@@ -2,8 +2,10 @@
 
     python -m bench.corpus [--only 'tv_*'] [--jobs 2] [--redo] [--stock-compile] [--table-only]
 
-Each network has a process of its own, with a time and a memory limit. Results are kept as JSON lines, one for each
-network, and a network that has one is not run again; so the command can be stopped and called again. The table
+Each network has a process of its own, with a time and a memory limit. Results are kept as JSON lines, one
+for each
+network, and a network that has one is not run again; so the command can be stopped and called again. The
+table
 goes to ``docs/networks.md``.
 """
 

@@ -39,7 +39,8 @@ def _widened(array: Array) -> Array:
 
 
 def _constants_as_parameters(mod: tvm.IRModule) -> tuple[tvm.IRModule, dict[str, Array]]:
-    """*mod* with the constants of ``main`` as further parameters, by name: JSON keeps constants as opaque bytes."""
+    """*mod* with the constants of ``main`` as more parameters, by name: in JSON constants are opaque "
+    "bytes."""
     arrays: dict[str, Array] = {}
     parameters: dict[int, Any] = {}
 

@@ -16,6 +16,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,8 @@ from bench.rows import chain, residual_chain, rows_table, stock_patterns
 from bench.table import table, write_block
 from fusion_patterns.lower.normalise import normalise
 from fusion_patterns.match import plan_fusion
-from fusion_patterns.match.automaton import Automaton, automaton_of
+from fusion_patterns.match.automaton import Automaton
+from fusion_patterns.match.engine import Engine
 from fusion_patterns.match.program import compile_row
 from fusion_patterns.outline import outline
 from fusion_patterns.table import Table, load_table
@@ -62,12 +64,17 @@ def stock_rows(mod: tvm.IRModule, rows: Table) -> list[Any]:
 
 def fuse(patterns: Sequence[Any]) -> Callable[[tvm.IRModule], tvm.IRModule]:
     """Stock's pass for these (name, pattern), with its own check for values that leave."""
-    checked = [(name, pattern, {}, lambda context: not _leaks(context)) for name, pattern in patterns]
-    return FuseOpsByPattern(checked, bind_constants=False)
+    checked: list[Any] = [(name, pattern, {}, _keeps_values_inside) for name, pattern in patterns]
+    pass_: Callable[[tvm.IRModule], tvm.IRModule] = FuseOpsByPattern(checked, bind_constants=False)
+    return pass_
 
 
-def _leaks(context: Any) -> bool:
-    return bool(has_leaking_intermediate_variables(context))
+def _keeps_values_inside(context: Any) -> bool:
+    return not has_leaking_intermediate_variables(context)
+
+
+def _plan_and_outline(mod: tvm.IRModule, rows: Table) -> None:
+    outline(mod, plan_fusion(mod, rows))
 
 
 def composites(mod: tvm.IRModule) -> int:
@@ -95,12 +102,12 @@ def measure_builtin(modules: dict[str, tvm.IRModule], repeat: int) -> str:
         patterns = stock_rows(mod, rows)
         stock = fuse(patterns)
         plan = plan_fusion(mod, rows)
-        cold = least([lambda mod=mod: _cold(mod, rows)], min(repeat, 3))[0]
+        cold = least([partial(_cold, mod, rows)], min(repeat, 3))[0]
         ours, outlined, theirs = least(
             [
-                lambda mod=mod: plan_fusion(mod, rows),
-                lambda mod=mod: outline(mod, plan_fusion(mod, rows)),
-                lambda mod=mod, stock=stock: stock(mod),
+                partial(plan_fusion, mod, rows),
+                partial(_plan_and_outline, mod, rows),
+                partial(stock, mod),
             ],
             repeat,
         )
@@ -128,9 +135,7 @@ def measure_builtin(modules: dict[str, tvm.IRModule], repeat: int) -> str:
 
 def _cold(mod: tvm.IRModule, rows: Table) -> None:
     """A plan with an automaton that has not seen any operator yet."""
-    from fusion_patterns.match.engine import Engine
-
-    Engine(mod, rows, Automaton(tuple(compile_row(row, rows) for row in rows.patterns))).plan()
+    Engine(mod, rows, _automaton(rows)).plan()
 
 
 def measure_rows(modules: dict[str, tvm.IRModule], repeat: int) -> tuple[str, dict[str, list[float]]]:
@@ -144,7 +149,7 @@ def measure_rows(modules: dict[str, tvm.IRModule], repeat: int) -> tuple[str, di
             stock = fuse(patterns)
             mine = len(plan_fusion(mod, rows).matches)
             ours, theirs = least(
-                [lambda mod=mod, rows=rows: plan_fusion(mod, rows), lambda mod=mod, stock=stock: stock(mod)],
+                [partial(plan_fusion, mod, rows), partial(stock, mod)],
                 repeat,
             )
             times.append(ours)
@@ -174,9 +179,9 @@ def measure_chains(repeat: int, lengths: Sequence[int] = LENGTHS) -> tuple[str, 
             mod = normalise(build(length))
             times = least(
                 [
-                    lambda mod=mod: plan_fusion(mod, rows),
-                    lambda mod=mod: plan_fusion(mod, many),
-                    lambda mod=mod: stock(mod),
+                    partial(plan_fusion, mod, rows),
+                    partial(plan_fusion, mod, many),
+                    partial(stock, mod),
                 ],
                 repeat if length <= 1000 else min(repeat, 2),
             )
@@ -227,19 +232,26 @@ def main(arguments: list[str] | None = None) -> int:
     builtin = measure_builtin(modules, options.repeat)
     by_rows, seconds = measure_rows(modules, options.repeat)
     chains, exponents = measure_chains(options.repeat)
-    automaton = least([lambda: _automaton(load_table())], options.repeat)[0]
+    rows = load_table()
+    programs = least([partial(_automaton, rows)], options.repeat)[0]
     text = [
-        "Written by `make bench-match`. Milliseconds of CPU time, the least of several calls, ours and stock's in turn "
-        "in one process; modules in this package's inference form. Stock is `FuseOpsByPattern` with its check for "
-        "values that leave (without it that pass makes cycles), and it also rewrites the module: the column *plan, "
+        "Written by `make bench-match`. Milliseconds of CPU time, the least of several calls, ours and "
+        "stock's in turn "
+        "in one process; modules in this package's inference form. Stock is `FuseOpsByPattern` with its "
+        "check for "
+        "values that leave (without it that pass makes cycles), and it also rewrites the module: the "
+        "column *plan, "
         "outline* does as much.\n",
         "### The built-in table\n",
-        "Stock gets each word of operators that the table finds in the network as a pattern of its own: fewer rows "
-        "than anybody could write down in advance. *first plan*: with an automaton that has seen nothing yet; "
-        f"compiling the {len(load_table().patterns)} rows to programs takes {automaton:.1f} ms of it.\n",
+        "Stock gets each word of operators that the table finds in the network as a pattern of its own: "
+        "fewer rows "
+        "than anybody could write down in advance. *first plan*: with an automaton that has seen nothing "
+        "yet; "
+        f"compiling the {len(rows.patterns)} rows to programs takes {programs:.1f} ms of it.\n",
         builtin,
         "### Tables of 4, 16 and 64 rows\n",
-        "A row is one word here, such as `conv2d, add, relu`, and both sides get the same. *matches*: ours/stock's. "
+        "A row is one word here, such as `conv2d, add, relu`, and both sides get the same. *matches*: "
+        "ours/stock's. "
         "Ours may be more than stock's: it chooses what saves most, stock takes what comes first.\n",
         by_rows,
         "### Chains\n",
@@ -256,13 +268,15 @@ def _goals(by_rows: str, seconds: dict[str, list[float]], exponents: dict[str, f
     worst = max((value for name, value in exponents.items() if not name.endswith("stock")), default=math.nan)
     growth = max((times[-1] / times[0] for times in seconds.values()), default=math.nan)
     return (
-        f"Goals: at most 1.1 for the exponent (worst here: {worst:.2f}); at most 1.5 times slower with 64 rows than "
-        f"with 4 (worst here: {growth:.2f}); ten times faster than stock with 64 rows on ResNet-50 (table above).\n"
+        f"Goals: at most 1.1 for the exponent (worst here: {worst:.2f}); at most 1.5 times slower with 64 "
+        f"rows than "
+        f"with 4 (worst here: {growth:.2f}); ten times faster than stock with 64 rows on ResNet-50 (table "
+        f"above).\n"
     )
 
 
 def _automaton(rows: Table) -> Automaton:
-    return automaton_of(rows)
+    return Automaton(tuple(compile_row(row, rows) for row in rows.patterns))
 
 
 if __name__ == "__main__":

@@ -52,7 +52,7 @@ class Clock:
 
 
 def measure(entry: Mapping[str, Any], tell: Tell, device: str | None = None) -> None:
-    """Find out all about one network. Failures are told as ``failed``, with the stage, the kind and the reason."""
+    """Find out all about one network. A failure is told as ``failed``: stage, kind and reason."""
     import networks
 
     clock, at = Clock(tell), ["import"]
@@ -144,7 +144,7 @@ def operators(mod: tvm.IRModule) -> int:
 
 
 def textures_of_convolutions(compiled: CompiledModule) -> dict[str, Any]:
-    """How many of the activations that convolutions read, residuals included, lie in texture, and of how many bytes.
+    """How many of the activations that convolutions read, residuals included, lie in texture; and bytes.
 
     A convolution that no row covers reads one activation from a buffer, whose bytes are not known here.
     """

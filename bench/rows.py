@@ -1,4 +1,4 @@
-"""Tables and modules that are made up for measuring: rows that are one word each, and long chains of operators."""
+"""Tables and modules made up for measuring: rows that are one word each, and long chains of operators."""
 
 from __future__ import annotations
 
@@ -15,14 +15,16 @@ from fusion_patterns.table.model import Node, Row, Table
 __all__ = ["chain", "residual_chain", "rows_table", "stock_patterns", "words"]
 
 ACTIVATIONS = (
-    "nn.relu", "clip", "sigmoid", "tanh", "nn.silu", "nn.gelu", "nn.leakyrelu", "exp", "sqrt", "abs", "negative", "square"
+    "nn.relu", "clip", "sigmoid", "tanh", "nn.silu", "nn.gelu", "nn.leakyrelu", "exp", "sqrt", "abs",
+    "negative", "square",
 )  # fmt: skip
 EXTRA_ARGUMENTS = {"clip": 2, "add": 1}
 """Operands besides the first."""
 
 
 def words(count: int) -> list[tuple[str, ...]]:
-    """The first *count* of a fixed list of words that may follow a convolution; those that networks have come first."""
+    """The first *count* words of a list that may follow a convolution; those that networks have come "
+    "first."""
     known: list[tuple[str, ...]] = [("add", "add", "nn.relu"), ("add", "nn.relu"), ("add", "clip"), ("add",)]
     known += [("add", "add", activation) for activation in ACTIVATIONS[1:]]
     known += [("add", activation) for activation in ACTIVATIONS[2:]]
@@ -34,10 +36,10 @@ def rows_table(count: int) -> tuple[Table, list[tuple[str, Any]]]:
     """A table of *count* rows, and the same rows as stock's patterns."""
     rows, patterns = [], []
     for number, word in enumerate(words(count)):
-        nodes = {"conv": Node(op="nn.conv2d", inputs=("data", "weight"))}
+        nodes = {"conv": Node.model_validate({"op": "nn.conv2d", "in": ("data", "weight")})}
         pattern = is_op("relax.nn.conv2d")(wildcard(), wildcard())
         for place, op in enumerate(word):
-            nodes[f"n{place}"] = Node(op=op)
+            nodes[f"n{place}"] = Node.model_validate({"op": op})
             others = [wildcard() for _ in range(EXTRA_ARGUMENTS.get(op, 0))]
             pattern = is_op(f"relax.{op}")(pattern, *others)
         rows.append(Row(name=f"row{number}", nodes=nodes))

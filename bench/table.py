@@ -1,4 +1,4 @@
-"""The records of ``bench.corpus`` as text: one word for how a network fared, and the page of the documentation."""
+"""The records of ``bench.corpus`` as text: one word for how a network fared, and the page of the docs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FACTOR = 4.0
 
 
 def outcome(record: Record) -> tuple[str, str]:
-    """``verified``, ``rounding``, ``refused`` (by TVM's importers) or ``failed``, and what there is to say."""
+    """``verified``, ``rounding``, ``refused`` (by TVM's importers) or ``failed``, and what to say of it."""
     failed = record.get("failed")
     if failed and failed["stage"] == "import":
         return "refused", f"by TVM's importer: {failed['reason']}"
@@ -61,9 +61,11 @@ def document(records: Sequence[Record], listed: int) -> str:
     text = [
         "# Networks\n",
         "Written by `make corpus`; not by hand.\n",
-        f"{listed} networks are listed, {len(records)} of them have been run: {kinds.count('verified')} verified, "
+        f"{listed} networks are listed, {len(records)} of them have been run: {kinds.count('verified')} "
+        f"verified, "
         f"{kinds.count('rounding')} right but amplifying rounding, {kinds.count('refused')} refused by TVM's "
-        f"importers, {kinds.count('failed')} failed. Fewer launches than stock on {fewer} of {len(with_stock)}.\n",
+        f"importers, {kinds.count('failed')} failed. Fewer launches than stock on {fewer} of "
+        f"{len(with_stock)}.\n",
         _meaning(ran),
         _main_table(ran),
     ]
@@ -82,11 +84,16 @@ def document(records: Sequence[Record], listed: int) -> str:
 def _meaning(ran: Sequence[Record]) -> str:
     devices = sorted({r["device"] for r in ran if "device" in r})
     return (
-        f"Device: {', '.join(devices)}. *ops*: calls in the module as imported. *convs*: covered by rows, of all. "
-        "*launches*: kernels that one run starts, conversions included, beside stock's LegalizeOps, FuseOps and "
-        "FuseTIR, of the module as imported or in this package's inference form, whichever is fewer. *conversions*: "
-        "layout transforms at run time. *texture*: activations that convolutions read from textures, by number and by "
-        "bytes, and bytes of all tensors that kernels write. *error*: largest difference from stock TVM on the CPU, "
+        f"Device: {', '.join(devices)}. *ops*: calls in the module as imported. *convs*: covered by rows, "
+        f"of all. "
+        "*launches*: kernels that one run starts, conversions included, beside stock's LegalizeOps, "
+        "FuseOps and "
+        "FuseTIR, of the module as imported or in this package's inference form, whichever is fewer. "
+        "*conversions*: "
+        "layout transforms at run time. *texture*: activations that convolutions read from textures, by "
+        "number and by "
+        "bytes, and bytes of all tensors that kernels write. *error*: largest difference from stock TVM on "
+        "the CPU, "
         "relative to the output's largest magnitude. Inputs are drawn with seed 0.\n"
     )
 
@@ -140,7 +147,8 @@ def _compile_table(records: Sequence[Record]) -> str:
             (f"`{r['name']}`", f"{ours:.1f}" if ours else "", f"{theirs:.1f}" if theirs else "", ratio, said)
         )
     return (
-        "Seconds from a Relax module to OpenCL C, ours beside stock TVM's texture pipeline with its registration "
+        "Seconds from a Relax module to OpenCL C, ours beside stock TVM's texture pipeline with its "
+        "registration "
         "repaired, one after the other on the same machine.\n\n"
         + table(("network", "ours", "stock", "stock/ours", "what stops stock"), _escaped(rows))
     )
@@ -152,14 +160,15 @@ def _rounding_table(records: Sequence[Record]) -> str:
         for r in records
     ]
     return (
-        "Weights here are random, and these networks make small differences larger: computed in float64, stock TVM's "
+        "Weights here are random, and these networks make small differences larger: computed in float64, "
+        "stock TVM's "
         "own float32 result is as far off as ours.\n\n"
         + table(("network", "ours to stock", "ours to float64", "stock to float64"), rows)
     )
 
 
 def write_block(file: Path, key: str, title: str, text: str) -> None:
-    """Put *text* under the heading *title* between two comments of this *key* in *file*; what is outside stays."""
+    """Put *text* under the heading *title* between two comments of this *key*; what is outside stays."""
     begin, end = f"<!-- {key}: begin, generated -->", f"<!-- {key}: end -->"
     block = f"{begin}\n## {title}\n\n{text.strip()}\n{end}"
     page = file.read_text(encoding="utf-8") if file.exists() else "# Performance\n"

@@ -9,7 +9,6 @@ stock-texture    stock's Adreno texture pipeline with its correctness faults rep
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import tvm
 from tvm import relax

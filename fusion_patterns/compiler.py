@@ -137,7 +137,8 @@ def compile_module(
     """Compile a module to OpenCL C with textures, and to a manifest that runs it.
 
     ``profile``: how the device likes its work cut and what moving bytes costs there: the name of a shipped profile
-    (``adreno``, ``nvidia-opencl``, ``pocl``) or a YAML file; by default the target's. ``progress`` is called with the name of each stage as it begins. Raises :class:`BuildError` with the IR value and
+    (``adreno``, ``nvidia-opencl``, ``pocl``) or a YAML file; by default the target's. ``progress`` is called with
+    the name of each stage as it begins. Raises :class:`BuildError` with the IR value and
     the reason if the module can't be run from a manifest, :class:`TableError`, :class:`VersionError`.
     """
     tvm_compat.prepare()
@@ -235,9 +236,10 @@ class _Compilation:
                 name=name,
                 target=str(self.target.kind.name),
             )
-        report: Report = summarise(self.plan, self.first_plan, self.normal, manifest, self.declined, self.seconds)
+        report: Report = summarise(
+            self.plan, self.first_plan, self.normal, manifest, self.declined, self.seconds
+        )
         return CompiledModule(manifest, report, self.original, self.outlined, self.placement)
-
 
 
 def _stock(stage: str, run: Callable[[], tvm.IRModule]) -> tvm.IRModule:
@@ -247,4 +249,6 @@ def _stock(stage: str, run: Callable[[], tvm.IRModule]) -> tvm.IRModule:
     except FusionPatternsError:
         raise
     except Exception as error:  # TVM raises many kinds
-        raise BuildError(f"{stage}: stock TVM can't lower an op that no row took: {first_line(error)}") from None
+        raise BuildError(
+            f"{stage}: stock TVM can't lower an op that no row took: {first_line(error)}"
+        ) from None

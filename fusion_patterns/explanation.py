@@ -124,7 +124,7 @@ class Explanation:
 
 
 def _data(tensor: TensorDecision) -> dict[str, Any]:
-    return {**asdict(tensor), "bytes": tensor.bytes, "cost": tensor.cost}
+    return {**asdict(tensor), "bytes": tensor.bytes}
 
 
 def render_tensor(tensor: TensorDecision) -> str:

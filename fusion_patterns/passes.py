@@ -70,13 +70,9 @@ def DispatchConv2d(kernel: str | KernelBuilder, table: TableLike = None, target:
         while True:
             settled = settle(normal, plan, device)
             placed = place(settled.outlined, device, settled.placement)[0]
-            placed_composites = {
-                name: composites_of(placed)[name] for name in composites_of(settled.outlined)
-            }
-            bound = {
-                name: build_kernel(build, name, func, device) if has_convolution(func) else None
-                for name, func in sorted(placed_composites.items())
-            }
+            # composites that are equal have become one
+            ours = composites_of(settled.outlined).keys() & composites_of(placed).keys()
+            bound = {name: _kernel(build, name, placed, device) for name in sorted(ours)}
             others = [name for name, func in bound.items() if func is None]
             if not others:
                 return lowered_conversions(replace_composites(placed, bound)) if bound else mod
@@ -84,6 +80,12 @@ def DispatchConv2d(kernel: str | KernelBuilder, table: TableLike = None, target:
             plan = settled.plan.without(others)
 
     return run
+
+
+def _kernel(build: KernelBuilder, name: str, placed: tvm.IRModule, target: Any) -> Any:
+    """The kernel for a composite, or ``None``: it has no convolution, or the builder does not want it."""
+    func = placed[name]
+    return build_kernel(build, name, func, target) if has_convolution(func) else None
 
 
 def _single_ops() -> Table:

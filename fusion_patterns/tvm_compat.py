@@ -133,7 +133,9 @@ def repaired_inline(sch: Any, blocks: list[Any]) -> list[Any]:
 
     def inlined(inline: Callable[[Any], None], *, into_producers: bool) -> bool:
         for place, block in enumerate(blocks):
-            if into_producers and any(_reduces(sch, producer) for producer in sch.get_producers(block.block_rv)):
+            if into_producers and any(
+                _reduces(sch, producer) for producer in sch.get_producers(block.block_rv)
+            ):
                 continue
             try:
                 inline(block.block_rv)
@@ -228,7 +230,8 @@ def prepare() -> None:
     compilation_pipeline = importlib.import_module("tvm.tirx.compilation_pipeline")
     importlib.import_module("tvm.s_tir.backend.adreno.pipeline")
     for name in ("base.common_schedules", "base", "gpu.fallback"):
-        importlib.import_module(f"tvm.s_tir.dlight.{name}").try_inline = repaired_inline
+        module: Any = importlib.import_module(f"tvm.s_tir.dlight.{name}")
+        module.try_inline = repaired_inline
     compilation_pipeline.PIPELINE_MAP["adreno"] = adreno_tir_pipeline
     stock_factory = compilation_pipeline.PIPELINE_MAP["s_tir"]
 

@@ -16,7 +16,7 @@ from .run import manifest as m
 from .run.opencl import Session
 from .run.replay import draw_inputs
 
-__all__ = ["OutputCheck", "TOLERANCE", "VerifyReport", "compare", "verify"]
+__all__ = ["TOLERANCE", "OutputCheck", "VerifyReport", "compare", "verify"]
 
 Array = np.ndarray[Any, Any]
 

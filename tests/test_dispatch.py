@@ -193,6 +193,18 @@ def called(mod: tvm.IRModule) -> list[str]:
     return names
 
 
+def test_equal_convolutions_share_a_kernel() -> None:
+    """Composites that are equal have become one function, whichever calls it."""
+
+    def build(emit: Any, x: Any, w: Any) -> Any:
+        return emit(nn.conv2d(emit(nn.conv2d(emit(nn.conv2d(x, w)), w)), w))
+
+    mod = graph(build, [var("x", (1, 8, 9, 9)), var("w", (8, 8, 1, 1))])
+    bound = DispatchConv2d(direct_conv2d, target=texture_target())(mod)
+    assert len(kernels_of(bound)) == 1
+    assert called(bound).count("relax.call_tir") == 6  # two packs and an unpack
+
+
 def test_stock_fusion_leaves_it_alone() -> None:
     bound = DispatchConv2d(direct_conv2d, target=texture_target())(network())
     passes = [

@@ -8,8 +8,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fusion_patterns.lower.tiles import (
+    Tile,
+    Work,
+    choose_group,
+    choose_plain,
+    choose_pool,
+    choose_tile,
+    divisor,
+)
 from fusion_patterns.place.profiles import Tiles
-from fusion_patterns.lower.tiles import choose_group, choose_tile, divisor
+
+
+def choose(shape: tuple[int, ...], reduces: bool, max_threads: int) -> Tile:
+    work = Work(shape)
+    return choose_tile(work, max_threads) if reduces else choose_plain(work, max_threads)
+
 
 SHAPES = st.tuples(
     st.integers(1, 3), st.integers(1, 64), st.integers(1, 230), st.integers(1, 230), st.just(4)
@@ -36,7 +50,7 @@ def test_a_divisor_divides_and_no_larger_one_would_do(number: int, limit: int) -
 def test_a_tile_divides_its_tensor_and_a_group_its_threads(
     shape: tuple[int, ...], reduces: bool, max_threads: int
 ) -> None:
-    tile = choose_tile(shape, reduces=reduces, max_threads=max_threads)
+    tile = choose(shape, reduces, max_threads)
     batch, blocks, rows, columns, _ = shape
     assert blocks % tile.blocks == rows % tile.rows == columns % tile.columns == 0
     threads = (batch * blocks // tile.blocks, rows // tile.rows, columns // tile.columns)
@@ -47,12 +61,12 @@ def test_a_tile_divides_its_tensor_and_a_group_its_threads(
 def test_a_group_is_never_above_the_targets_limit(
     shape: tuple[int, ...], reduces: bool, max_threads: int
 ) -> None:
-    assert prod(choose_tile(shape, reduces=reduces, max_threads=max_threads).group) <= max_threads
+    assert prod(choose(shape, reduces, max_threads).group) <= max_threads
 
 
 @given(SHAPES)
 def test_a_thread_without_a_reduction_computes_one_texel(shape: tuple[int, ...]) -> None:
-    tile = choose_tile(shape, reduces=False, max_threads=256)
+    tile = choose(shape, False, 256)
     assert (tile.blocks, tile.rows, tile.columns) == (1, 1, 1)
 
 
@@ -60,36 +74,46 @@ def test_a_thread_without_a_reduction_computes_one_texel(shape: tuple[int, ...])
 def test_a_thread_computes_no_more_than_its_kernel_can(
     shape: tuple[int, ...], most_columns: int, most_blocks: int
 ) -> None:
-    tile = choose_tile(
-        shape, reduces=True, max_threads=256, most_columns=most_columns, most_blocks=most_blocks
-    )
+    tile = choose_tile(Work(shape), 256, most_columns=most_columns, most_blocks=most_blocks)
     assert tile.columns <= most_columns
     assert tile.blocks <= most_blocks
     assert tile.blocks * tile.columns <= Tiles().accumulators
 
 
 def test_a_large_image_gets_large_tiles_and_a_small_one_many_threads() -> None:
-    large = choose_tile((1, 64, 112, 112, 4), reduces=True, max_threads=256)
-    small = choose_tile((1, 16, 7, 7, 4), reduces=True, max_threads=256)
+    large = choose((1, 64, 112, 112, 4), True, 256)
+    small = choose((1, 16, 7, 7, 4), True, 256)
     assert large.blocks * large.columns == Tiles().accumulators
     assert small.blocks * small.columns == 1
 
 
-@given(SHAPES, st.sampled_from([1, 2, 8, 12, 16, 64]), st.integers(1, 1024))
+SPLITTING = Tiles(threads=65536, group=128, split=16)
+
+
+@given(SHAPES, st.sampled_from([1, 2, 8, 12, 16, 64]), st.integers(1, 1024), st.booleans(), st.integers(1, 2))
 def test_a_sum_is_split_evenly_and_a_group_holds_all_shares(
-    shape: tuple[int, ...], shares: int, max_threads: int
+    shape: tuple[int, ...], shares: int, max_threads: int, even: bool, sums: int
 ) -> None:
-    tiles = Tiles(threads=65536, group=128, split=16)
-    tile = choose_tile(shape, reduces=True, max_threads=max_threads, tiles=tiles, shares=shares)
+    tile = choose_tile(Work(shape, sums, even), max_threads, SPLITTING, shares=shares)
+    threads = prod(tile.group) * tile.split
     assert shares % tile.split == 0
-    assert tile.blocks * tile.columns % tile.split == 0
-    assert prod(tile.group) * tile.split <= max(max_threads, tile.split)
+    assert not even or tile.blocks * tile.columns % tile.split == 0
+    assert threads <= max_threads
     if tile.split > 1:
         assert shape[1] // tile.blocks % tile.group[0] == 0
+        texels = threads * tile.blocks * tile.columns
+        assert texels * sums * 16 <= SPLITTING.local_bytes
 
 
-def test_without_local_memory_no_sum_is_split() -> None:
-    assert choose_tile((1, 16, 7, 7, 4), reduces=True, max_threads=256, shares=64).split == 1
+def test_where_sums_are_not_split_a_small_image_gets_small_tiles() -> None:
+    assert choose_tile(Work((1, 16, 7, 7, 4)), 256, Tiles(split=1), shares=64).split == 1
+
+
+def test_a_global_pool_shares_its_pixels_among_a_group() -> None:
+    assert choose_pool(Work((1, 6, 1, 1, 4)), 160 * 160, 256, SPLITTING) == Tile(1, 1, 1, (1, 1, 1), 128)
+    assert choose_pool(Work((1, 512, 1, 1, 4)), 49, 256, SPLITTING) == Tile(1, 1, 1, (2, 1, 1), 49)
+    assert choose_pool(Work((1, 6, 1, 1, 4), even=True), 49, 256, SPLITTING).split == 1
+    assert choose_pool(Work((1, 6, 1, 1, 4)), 49, 256, Tiles(split=1)).split == 1
 
 
 def test_a_group_is_wide_in_x_first() -> None:

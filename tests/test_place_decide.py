@@ -210,5 +210,19 @@ def test_pools_are_packed_together_or_not_at_all() -> None:
     assert sorted(placement.refused) == ["fused_0", "fused_1"]
 
 
+@pytest.mark.parametrize(
+    ("channels", "kind", "scope"), [(8, "view", "global"), (6, "unpack", "global.texture")]
+)
+def test_one_pixel_is_unpacked_for_nothing(channels: int, kind: str, scope: str) -> None:
+    """Packed and plain are the same bytes where 4 divides the channels, if they are in a buffer."""
+    calls = Calls()
+    conv = calls.conv(X, (channels, 8, 6, 6))
+    mod = calls.main(lambda emit, x: emit(conv(x, weight((channels, 8, 6, 6)))), [var("x", X)])
+    (tensor,) = (tensor for tensor in decided(mod).tensors if tensor.writer)
+    assert tensor.scope == scope
+    assert [conversion.kind for conversion in tensor.conversions] == [kind]
+    assert kind == "unpack" or tensor.conversions[0].cost == 0
+
+
 def test_a_conv_is_packed_in_any_case() -> None:
     assert decided(_one(TEXTURE)).outputs == {"fused_0": TEXTURE_FORM}

@@ -87,3 +87,23 @@ def test_tvm_transforms_layouts_the_same_way(name: str, dim: int) -> None:
     vm = relax.VirtualMachine(relax.build(builder.get(), "llvm"), tvm.cpu())
     source = array(shape)
     assert np.array_equal(vm["main"](tvm.runtime.tensor(source)).numpy(), kind.pack(source))
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "view"),
+    [
+        ("NCHW4c", (1, 8, 1, 1), True),
+        ("NCHW4c", (3, 8, 1, 1), True),
+        ("NCHW4c", (1, 6, 1, 1), False),
+        ("NCHW4c", (1, 8, 1, 2), False),
+        ("C4c", (8,), True),
+        ("OIHW4i4o", (4, 4, 1, 1), False),
+        ("OIHW4o", (8, 1, 1, 1), True),
+    ],
+)
+def test_a_view_has_the_same_numbers_in_the_same_order(name: str, shape: tuple[int, ...], view: bool) -> None:
+    assert layout(name).is_view(shape) == view
+    source = np.arange(np.prod(shape)).reshape(shape)
+    packed = layout(name).pack(source)
+    if view:
+        assert packed.ravel().tolist() == source.ravel().tolist()

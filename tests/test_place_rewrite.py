@@ -317,3 +317,18 @@ def test_devices_stand_in_a_fixed_order() -> None:
     placed, _ = place(mod, texture_target(texture_depth_limit=4))
     scopes = [str(device.memory_scope) for device in placed.global_infos["vdevice"]]
     assert scopes == ["global.texture", "global.texture-nhwc"]
+
+
+# What is said of it -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_conversions_are_those_that_the_decisions_say(name: str) -> None:
+    placed, placement = place(MODULES[name](), texture_target())
+    said = Counter(
+        f"layout.{conversion.kind}"
+        for tensor in placement.tensors
+        for conversion in tensor.conversions
+        if conversion.kind != "constant"
+    )
+    assert {row: count for row, count in rows(placed).items() if row.startswith("layout.")} == said

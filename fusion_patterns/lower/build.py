@@ -1,9 +1,9 @@
 """A fused and scheduled module -> a manifest: the whole run as data.
 
-    R.call_tir(kernel, args)   ->  Alloc, Launch (scratch tensors: Alloc before it)
-    R.reshape(x)               ->  View
-    R.to_vdevice(x)            ->  Copy
-    If, calls, tuples, shapes  ->  If, Call, Bind, Shape
+R.call_tir(kernel, args)   ->  Alloc, Launch (scratch tensors: Alloc before it)
+R.reshape(x)               ->  View
+R.to_vdevice(x)            ->  Copy
+If, calls, tuples, shapes  ->  If, Call, Bind, Shape
 """
 
 from __future__ import annotations
@@ -232,8 +232,7 @@ class _Function:
                     args.append(scratch[argument.index])
                 else:
                     args.append(m.Scalar(_bound(argument.expr, known), argument.dtype))
-            grid = tuple(_bound(d, known) for d in launch.grid)
-            block = tuple(_bound(d, known) for d in launch.block)
+            grid, block = _extents(launch.grid, known), _extents(launch.block, known)
             label = self.state.labels.get(callee, callee)
             steps.append(m.Launch(kernel, tuple(args), grid, block, label))
         return results[0] if isinstance(out_ty, relax.TensorType) else tuple(results)
@@ -264,6 +263,13 @@ class _Function:
             for param, value in zip(params[len(given) :], call.args[2].values, strict=False):
                 known[str(param.name)] = dim(value)
         return known
+
+
+def _extents(
+    three: tuple[int | str, int | str, int | str], known: dict[str, int | str]
+) -> tuple[m.Dim, m.Dim, m.Dim]:
+    x, y, z = three
+    return _bound(x, known), _bound(y, known), _bound(z, known)
 
 
 def _bound(extent: int | str, known: dict[str, int | str]) -> int | str:

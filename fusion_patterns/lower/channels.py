@@ -1,8 +1,9 @@
 """Rewrites of what is done to whole channels, so that a kernel can read them where they are.
 
-    split(x, channels)[i]                       -> strided_slice(x, begin, end)     if 4 divides every begin
-    concat(.., x[a:b], x[b:c], ..), channels    -> concat(.., x[a:c], ..)
-    x[0:all]                                    -> x
+split(x, channels)[i]                       -> strided_slice(x, begin, end)     if 4 divides every begin
+concat(.., x[a:b], x[b:c], ..), channels    -> concat(.., x[a:c], ..)
+concat(.., concat(a, b), ..)                -> concat(.., a, b, ..)             along one axis
+x[0:all]                                    -> x
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from tvm.ir import Tuple as RelaxTuple
 
 from fusion_patterns.lower.rewrite import Rewriter, op_name
 
-__all__ = ["channel_slice", "item_of_split", "join_slices", "whole_slice"]
+__all__ = ["channel_slice", "flatten_concat", "item_of_split", "join_slices", "whole_slice"]
 
 BLOCK = 4
 
@@ -74,11 +75,41 @@ def join_slices(at: Rewriter, expr: relax.Expr) -> relax.Expr | None:
     return joined[0] if len(joined) == 1 else relax.op.concat(joined, axis=1)
 
 
+def flatten_concat(at: Rewriter, expr: relax.Expr) -> relax.Expr | None:
+    """A concat of what only it reads and what was joined along the same axis as one concat."""
+    assert isinstance(expr, Call)
+    outer = _parts(at, expr)
+    if outer is None:
+        return None
+    flat: list[relax.Expr] = []
+    for part in outer:
+        inner = at.call_of(part, "concat")
+        same = inner is not None and _axis(inner) == _axis(expr)
+        flat += _parts(at, inner) or [part] if same and inner is not None else [part]
+    return relax.op.concat(flat, axis=_axis(expr)) if len(flat) > len(outer) else None
+
+
+def _parts(at: Rewriter, concat: Call) -> list[relax.Expr] | None:
+    """What a concat joins, if that is known."""
+    parts = at.definition(concat.args[0])
+    return list(parts.fields) if isinstance(parts, RelaxTuple) and _axis(concat) is not None else None
+
+
+def _axis(concat: Call) -> int | None:
+    """The axis of a concat, counted from the front."""
+    axis, rank = concat.attrs.axis, concat.ty.ndim
+    return None if axis is None or rank < 1 else int(axis) % rank
+
+
 def _slice_of(expr: relax.Expr) -> tuple[relax.Expr, int, int] | None:
     """(source, begin, end) of a slice of channels with known bounds and step 1."""
     if not isinstance(expr, Call) or op_name(expr) != "strided_slice" or _channels(expr) is None:
         return None
-    numbers = [[getattr(n, "value", None) for n in arg.fields] for arg in expr.args[1:] if isinstance(arg, RelaxTuple)]
+    numbers = [
+        [getattr(n, "value", None) for n in arg.fields]
+        for arg in expr.args[1:]
+        if isinstance(arg, RelaxTuple)
+    ]
     if len(numbers) not in (3, 4) or numbers[0] != [1] or (len(numbers) == 4 and numbers[3] != [1]):
         return None
     begin, end, whole = numbers[1][0], numbers[2][0], _channels(expr.args[0])

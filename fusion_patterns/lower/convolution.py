@@ -15,10 +15,10 @@ __all__ = ["conv2d", "conv2d_transpose", "padding_of", "zero_pad"]
 def conv2d(data: Packed, weight: Packed, attrs: Any, out_dtype: str) -> te.Tensor:
     """2-D convolution in packed layout; float16 accumulates in float32.
 
-    ``data`` (N, I/4, H, W, 4); ``weight`` (O/4, I/groups/4, KH, KW, 4i, 4o), for depthwise (C/4, 1, KH, KW, 4), or plain
-    OIHW where 4 does not divide the groups. ``attrs`` are those of ``relax.nn.conv2d``.
+    ``data`` (N, I/4, H, W, 4); ``weight`` (O/4, I/groups/4, KH, KW, 4i, 4o), for depthwise (C/4, 1, KH, KW, 4), or
+    plain OIHW where 4 does not divide the groups. ``attrs`` are those of ``relax.nn.conv2d``.
     """
-    n, in_channels, _, _ = data.shape
+    n, _, _, _ = data.shape
     out_channels, group_in, kh, kw = weight.shape
     stride, dilation = [int(s) for s in attrs.strides], [int(d) for d in attrs.dilation]
     groups = int(attrs.groups)
@@ -97,7 +97,9 @@ def conv2d_transpose(
 
     def gathered(b: Any, o: Any, y: Any, x: Any, lane: Any) -> Any:
         ky, kx = (y + top) % stride[0] + ty * stride[0], (x + left) % stride[1] + tx * stride[1]
-        value = padded[b, io, (y + top) // stride[0] - ty + halo[0], (x + left) // stride[1] - tx + halo[1], ii]
+        value = padded[
+            b, io, (y + top) // stride[0] - ty + halo[0], (x + left) // stride[1] - tx + halo[1], ii
+        ]
         inside = [k < full for k, full, s in ((ky, kh, stride[0]), (kx, kw, stride[1])) if full % s]
         factor = _wide(weight.tensor[io, o, ky, kx, ii, lane], out_dtype)
         if inside:

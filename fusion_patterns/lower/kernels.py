@@ -112,7 +112,7 @@ def with_c_names(func: Any) -> Any:
     changed = {}
     for param in func.params:
         name = str(param.name)
-        if name.isidentifier() and name.isascii() or not hasattr(param.ty, "storage_scope"):
+        if (name.isidentifier() and name.isascii()) or not hasattr(param.ty, "storage_scope"):
             continue
         stem = new = "p_" + re.sub(r"\W", "_", name, flags=re.ASCII)
         count = 0
@@ -133,9 +133,7 @@ def _codegen(gv: Any, kernel: Any, target: Any) -> str:
     build = importlib.import_module("tvm.tirx.build")
     device = tvm_compat.adreno_tir_pipeline()[2]()(tvm.IRModule({gv: kernel}))
     source = str(build.codegen_build(device, target).inspect_source())
-    return "".join(
-        line for line in source.splitlines(keepends=True) if not line.startswith("// Function:")
-    )
+    return "".join(line for line in source.splitlines(keepends=True) if not line.startswith("// Function:"))
 
 
 def signature_of(source: str) -> tuple[str, ...]:
@@ -211,7 +209,10 @@ class _Host:
 
     def _allocate(self, buffer: Any) -> None:
         self.buffers[buffer] = Argument("scratch", len(self.scratch))
-        self.scratch.append((tuple(dim(d, self.known) for d in buffer.ty.shape), str(buffer.ty.dtype)))
+        kind = tvm.DataType(str(buffer.ty.dtype))
+        lanes = (int(kind.lanes),) if kind.lanes > 1 else ()
+        shape = tuple(dim(d, self.known) for d in buffer.ty.shape) + lanes
+        self.scratch.append((shape, str(kind).split("x")[0]))
 
     def _buffer(self, data: Any) -> Argument:
         buffer = data.args[0] if isinstance(data, tvm.ir.Call) else data

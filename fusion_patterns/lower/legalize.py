@@ -186,8 +186,12 @@ _EMITTERS: dict[str, _Emitter] = {
     "relax.nn.conv2d_transpose": lambda x, call, shape, dtype: conv2d_transpose(
         x[0], x[1], call.attrs, (shape[2], shape[3]), dtype
     ),
-    "relax.nn.max_pool2d": lambda x, call, shape, dtype: pool2d(x[0], call.attrs, (shape[2], shape[3]), "max"),
-    "relax.nn.avg_pool2d": lambda x, call, shape, dtype: pool2d(x[0], call.attrs, (shape[2], shape[3]), "avg"),
+    "relax.nn.max_pool2d": lambda x, call, shape, dtype: pool2d(
+        x[0], call.attrs, (shape[2], shape[3]), "max"
+    ),
+    "relax.nn.avg_pool2d": lambda x, call, shape, dtype: pool2d(
+        x[0], call.attrs, (shape[2], shape[3]), "avg"
+    ),
     "relax.nn.adaptive_avg_pool2d": lambda x, call, shape, dtype: global_pool(x[0]),
     "relax.mean": lambda x, call, shape, dtype: global_pool(x[0]),
     "relax.concat": lambda x, call, shape, dtype: packed.concat(x),

@@ -17,6 +17,7 @@ Each function of the module goes into dataflow blocks, and then through these re
     (a, b)[0]                            -> a
     split(x, channels)[i]                -> strided_slice(x, ...)                    (:mod:`.channels`)
     concat(x[a:b], x[b:c]), channels     -> x[a:c]
+    concat(a, concat(b, c)), one axis    -> concat(a, b, c)
     reshape, astype, broadcast_to, permute_dims that change nothing -> their input
 
 Then dead values go. What is not touched: functions that are already somebody's composite, batch norm in
@@ -144,7 +145,7 @@ _RULES: dict[str, list[Rule]] = {
     "nn.conv2d": [affine.pad_into_convolution],
     "call_tir": [recognise_call_tir],
     "permute_dims": [_unmoved],
-    "concat": [channels.join_slices],
+    "concat": [channels.flatten_concat, channels.join_slices],
     "strided_slice": [channels.whole_slice],
     **{name: [_join_ranges] for name in _RANGES},
     **{name: [_unchanged] for name in ("reshape", "astype", "broadcast_to")},

@@ -15,7 +15,19 @@ from tvm import te, tirx, topi
 
 from ..place.layouts import CHANNEL_VECTOR, DATA, layout
 
-__all__ = ["LANES", "Packed", "blocks", "channel_slice", "concat", "copy", "elementwise", "mask", "pack", "resize2d", "unpack"]
+__all__ = [
+    "LANES",
+    "Packed",
+    "blocks",
+    "channel_slice",
+    "concat",
+    "copy",
+    "elementwise",
+    "mask",
+    "pack",
+    "resize2d",
+    "unpack",
+]
 
 LANES = 4
 
@@ -49,9 +61,7 @@ class Packed:
         # a lane beyond the last channel reads the last one: its result is masked, its address must exist
         within = (position[0], tirx.min(position[1], channels - 1), *position[2:])
         position = within if channels % LANES else position
-        index = [
-            i if dim > 1 else 0 for i, dim in zip(position[4 - rank :], self.shape, strict=True)
-        ]
+        index = [i if dim > 1 else 0 for i, dim in zip(position[4 - rank :], self.shape, strict=True)]
         return self.tensor[tuple(index)] if rank else self.tensor[()]
 
 
@@ -98,7 +108,8 @@ def pack(value: Packed, name: str) -> te.Tensor:
         inside = [p < d for p, d, full in zip(position, source, padded, strict=True) if d != full]
         # a selection with an address that exists stays one vector; a guarded load would not
         position = tuple(
-            tirx.min(p, d - 1) if d != full else p for p, d, full in zip(position, source, padded, strict=True)
+            tirx.min(p, d - 1) if d != full else p
+            for p, d, full in zip(position, source, padded, strict=True)
         )
         if axis >= 0:
             position = tuple(position[0] if k == axis else 0 for k in range(len(value.shape)))

@@ -15,8 +15,8 @@ __all__ = ["global_pool", "pool2d"]
 def pool2d(data: Packed, attrs: Any, size: tuple[int, int], kind: str) -> te.Tensor:
     """Maximum (``kind`` = "max") or average ("avg") over windows.
 
-    ``attrs`` are those of ``relax.nn.max_pool2d``; ``size`` is the result's (H, W), which ``ceil_mode`` may have rounded
-    up. Where the average does not count the padding it divides by the pixels that the window really meets.
+    ``attrs`` are those of ``relax.nn.max_pool2d``; ``size`` is the result's (H, W), which ``ceil_mode`` may have
+    rounded up. Where the average does not count the padding it divides by the pixels that the window really meets.
     """
     kernel, stride = [int(k) for k in attrs.pool_size], [int(s) for s in attrs.strides]
     dilation = [int(d) for d in attrs.dilation]

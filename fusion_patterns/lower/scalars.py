@@ -66,7 +66,9 @@ _PLAIN: dict[str, Expression] = {
     "round": tirx.nearbyint,
     "rsqrt": lambda a: _const(1, a) / tirx.sqrt(a),
     "sigmoid": _sigmoid,
-    "sign": lambda a: _select(a > _const(0, a), _const(1, a), _select(a < _const(0, a), _const(-1, a), _const(0, a))),
+    "sign": lambda a: _select(
+        a > _const(0, a), _const(1, a), _select(a < _const(0, a), _const(-1, a), _const(0, a))
+    ),
     "sin": tirx.sin,
     "sqrt": tirx.sqrt,
     "square": lambda a: a * a,

@@ -7,6 +7,7 @@ weights are computed in registers inside the thread's tile. Every access to a te
 
 from __future__ import annotations
 
+from math import gcd, prod
 from typing import Any
 
 from tvm import s_tir, tirx
@@ -15,15 +16,16 @@ from tvm.s_tir.dlight.base import ScheduleRule
 from tvm_ffi import structural_walk
 
 from ..place.profiles import Tiles
-from .tiles import DEFAULT, Tile, choose_tile
+from .split import REDUCE, inside, split_sums
+from .tiles import DEFAULT, Tile, Work, choose_plain, choose_pool, choose_tile
 
 __all__ = ["KERNEL_ATTR", "PackedKernel", "schedule_packed"]
 
 KERNEL_ATTR = "fusion_patterns.kernel"
 LANES = 4
 DATA_RANK = 5
-REDUCE = 2  # tirx.IterVar.CommReduce
 SPLITTABLE = ("conv2d_packed",)
+POOLS = ("global_pool",)
 MAX_KERNEL_ROW = 5  # a thread slides such a kernel over an input row that it keeps in registers
 
 
@@ -85,10 +87,12 @@ class _Kernel:
         if len(shape) != DATA_RANK:
             return self._flat_result(last, shape)
         names = [str(sch.get(block).name_hint) for block in self.reductions]
-        tile = self.tile or self._choose(shape, names)
+        tile = self.tile or self._choose(shape, names, even=bool(stages))
         if tile.split > 1:
-            partial, inner = self._split(last, self.reductions[0], stages, tile)
-            self._reduce(partial, pads[id(self.reductions[0])], inner)
+            sums = [(reduction, self._share_axis(reduction)) for reduction in self.reductions]
+            parts = split_sums(sch, last, sums, tile, lambda loop: self._finish(stages, loop))
+            for reduction, (partial, inner) in zip(self.reductions, parts, strict=True):
+                self._reduce(partial, pads[id(reduction)], inner)
             return sch
         thread = self._tile(last, tile)
         self._finish(stages, thread)
@@ -96,23 +100,39 @@ class _Kernel:
             self._reduce(reduction, pads[id(reduction)], thread)
         return sch
 
-    def _choose(self, shape: tuple[int, ...], names: list[str]) -> Tile:
+    def _choose(self, shape: tuple[int, ...], names: list[str], *, even: bool) -> Tile:
         """The tile by the device's profile and what the reductions allow."""
+        work = Work(shape, sums=len(names), even=even)
+        if names and all(name.startswith(POOLS) for name in names):
+            return choose_pool(work, gcd(*map(self._shares, self.reductions)), self.max_threads, self.tiles)
+        if not any(name.startswith("conv2d") for name in names):
+            return choose_plain(work, self.max_threads, self.tiles)
         shares = 1
-        if len(names) == 1 and names[0].startswith(SPLITTABLE):
-            axes = [v for v in self.sch.get(self.reductions[0]).iter_vars if int(v.iter_type) == REDUCE]
-            shares = int(axes[0].dom.extent)
+        if all(name.startswith(SPLITTABLE) for name in names):
+            shares = gcd(*map(self._shares, self.reductions))
         return choose_tile(
-            shape,
-            reduces=any(name.startswith("conv2d") for name in names),
-            max_threads=self.max_threads,
-            tiles=self.tiles,
+            work,
+            self.max_threads,
+            self.tiles,
             # a tile must not reach into the next group
             most_blocks=1 if any(name.startswith("conv2d_packed_grouped") for name in names) else 4,
             # neighbours in a transposed convolution start from different rows and columns of the kernel
             most_columns=1 if any(name.startswith("conv2d_transpose") for name in names) else 14,
             shares=shares,
         )
+
+    def _shares(self, reduction: Any) -> int:
+        """Into how many shares a reduction can be cut."""
+        block = self.sch.get(reduction)
+        extents = [int(v.dom.extent) for v in block.iter_vars if int(v.iter_type) == REDUCE]
+        return prod(extents) if str(block.name_hint).startswith(POOLS) else extents[0]
+
+    def _share_axis(self, reduction: Any) -> Any:
+        """The loop that is cut into shares: the blocks of input channels, or a pool's pixels."""
+        loops = self.sch.get_loops(reduction)
+        if str(self.sch.get(reduction).name_hint).startswith(POOLS):
+            return self.sch.fuse(*loops[DATA_RANK:])
+        return loops[DATA_RANK]
 
     def _finish(self, stages: list[Any], thread: Any) -> None:
         """Compute what the epilogue reads more than once in registers of the thread that writes the result."""
@@ -121,6 +141,7 @@ class _Kernel:
             sch.set_scope(stage, 0, "local")
             sch.compute_at(stage, thread)
             self._vectorize_tail(stage, thread, apart=self.lanes_apart)
+
     # Reading the function -----------------------------------------------------------------------------------
 
     def _is_reduction(self, block: Any) -> bool:
@@ -182,65 +203,6 @@ class _Kernel:
         sch.vectorize(lane)
         return x_thread
 
-    def _split(self, last: Any, reduction: Any, stages: list[Any], tile: Tile) -> tuple[Any, Any]:
-        """Split the reduction over the threads of a work group; returns the partial reduction and its thread loop.
-
-        Each thread sums its share in registers and leaves it in local memory; after a barrier the group's threads add
-        up the shares and compute the epilogue.
-        """
-        sch = self.sch
-        loops = sch.get_loops(reduction)
-        shares, _ = sch.split(loops[5], [tile.split, None])
-        partial = sch.rfactor(shares, 0)
-        shared = sch.cache_write(partial, 0, "local")
-        sch.set_scope(shared, 0, "shared")
-        blocks, rows, columns = (
-            tile.group[0] * tile.blocks,
-            tile.group[1] * tile.rows,
-            tile.group[2] * tile.columns,
-        )
-        threads = tile.split * tile.group[0] * tile.group[1] * tile.group[2]
-        n, c, y, x, lane = sch.get_loops(last)
-        c, c_in = sch.split(c, [None, blocks])
-        y, y_in = sch.split(y, [None, rows])
-        x, x_in = sch.split(x, [None, columns])
-        sch.reorder(n, c, y, x, c_in, y_in, x_in, lane)
-        z = sch.fuse(n, c)
-        for loop, axis in ((z, "z"), (y, "y"), (x, "x")):
-            sch.bind(loop, f"blockIdx.{axis}")
-        several, thread = sch.split(sch.fuse(c_in, y_in, x_in), [None, threads])
-        sch.reorder(thread, several)
-        sch.bind(thread, "threadIdx.x")
-        sch.vectorize(lane)
-        self._finish(stages, several)
-        sch.set_scope(reduction, 0, "local")
-        sch.compute_at(reduction, several, preserve_unit_loops=True)
-        self._vectorize_sum(reduction, several)
-        sch.compute_at(shared, x, preserve_unit_loops=True)
-        share, *spatial = self._inside(shared, x)
-        c, y, x, lane = spatial[-4:]
-        c, c_in = sch.split(c, [None, tile.blocks])
-        x, x_in = sch.split(x, [None, tile.columns])
-        sch.reorder(share, *spatial[:-4], c, y, x, c_in, x_in, lane)
-        inner = sch.fuse(share, *spatial[:-4], c, y, x)
-        sch.bind(inner, "threadIdx.x")
-        for loop in (c_in, x_in):
-            sch.unroll(loop)
-        sch.vectorize(lane)
-        return partial, inner
-
-    def _vectorize_sum(self, block: Any, thread: Any) -> None:
-        """The sum of the shares: lanes in one vector."""
-        sch = self.sch
-        kinds = [int(v.iter_type) for v in sch.get(block).iter_vars]
-        loops = self._inside(block, thread)
-        shares = loops.pop(kinds.index(REDUCE))
-        *spatial, lane = loops
-        sch.reorder(*spatial, shares, lane)
-        sch.vectorize(lane)
-        init = sch.decompose_reduction(block, shares)
-        sch.vectorize(self._inside(init, thread)[-1])
-
     def _flat_result(self, last: Any, shape: tuple[int, ...]) -> s_tir.Schedule:
         """A result that is not data: one element for each thread, or one texel of a packed weight."""
         sch = self.sch
@@ -267,13 +229,7 @@ class _Kernel:
             self.sch.vectorize(loops[-1])
 
     def _inside(self, block: Any, loop: Any) -> list[Any]:
-        """The loops of a block inside ``loop``."""
-        loops = list(self.sch.get_loops(block))
-        anchor = self.sch.get(loop)
-        for position, candidate in enumerate(loops):
-            if self.sch.get(candidate).same_as(anchor):
-                return loops[position + 1 :]
-        return loops
+        return inside(self.sch, block, loop)
 
     # The reduction ------------------------------------------------------------------------------------------
 
@@ -289,6 +245,9 @@ class _Kernel:
         tile, lane = spatial[:-1], spatial[-1]
         if name.startswith("conv2d_gathered"):
             self._reduce_gathered(block, pad, spatial, reduce)
+            return
+        if len(reduce) == 1:
+            self._reduce_pixels(block, pad, spatial, reduce[0], thread)
             return
         by_lane = name.startswith(("conv2d_packed", "conv2d_transpose"))
         *outer, ky, kx = reduce[:-1] if by_lane else reduce
@@ -312,6 +271,17 @@ class _Kernel:
         sch.vectorize(lane)
         first = [*outer, ky, kx][0]
         init = sch.decompose_reduction(block, first)
+        self._vectorize_tail(init, thread)
+
+    def _reduce_pixels(self, block: Any, pad: Any, spatial: list[Any], pixels: Any, thread: Any) -> None:
+        """A share of an image's pixels, one after the other."""
+        sch = self.sch
+        if pad is not None:
+            sch.compute_inline(pad)
+        sch.reorder(*spatial[:-1], pixels, spatial[-1])
+        self._cache(block, 0, pixels)
+        sch.vectorize(spatial[-1])
+        init = sch.decompose_reduction(block, pixels)
         self._vectorize_tail(init, thread)
 
     def _cache(self, block: Any, read: int, loop: Any) -> None:

@@ -133,7 +133,7 @@ def lower(
     calls: dict[str, list[Any]] = {}
     for call in calls_of(fused):
         calls.setdefault(str(call.args[0].name_hint), []).append(call)
-    store: dict[int, list[tuple[Any, Any]]] = cache if cache is not None else {}
+    store: dict[int, list[tuple[Any, Any, str]]] = cache if cache is not None else {}
     for name in sorted(calls):
         func = fused[name]
         row = str(func.attrs[ROW_ATTR]) if func.attrs and ROW_ATTR in func.attrs else ""
@@ -143,17 +143,26 @@ def lower(
             result.faults[name] = scope_fault
             continue
         key = structural_hash(func)
-        known = next((value for other, value in store.get(key, []) if structural_equal(other, func)), None)
+        known = next((value for other, value, _ in store.get(key, []) if structural_equal(other, func)), None)
         if known is None:
-            known = _lower_one(name, func, target, tiles)
-            store.setdefault(key, []).append((func, known))
+            kernel = _unused(name, {taken for entries in store.values() for _, _, taken in entries})
+            known = _lower_one(kernel, func, target, tiles)
+            store.setdefault(key, []).append((func, known, kernel))
             result.distinct += 1
         lowered, fault = known
-        if fault is not None:
-            result.faults[name] = fault
+        if lowered is None:
+            result.faults[name] = fault or "it can't be lowered"
         else:
             result.funcs[name] = lowered
     return result
+
+
+def _unused(name: str, taken: set[str]) -> str:
+    """A name for a kernel: in an earlier walk another one may have had this name."""
+    own, number = name, 1
+    while own in taken:
+        own, number = f"{name}_{number}", number + 1
+    return own
 
 
 def _lower_one(name: str, func: Any, target: Any, tiles: Tiles) -> tuple[LoweredFunc | None, str | None]:

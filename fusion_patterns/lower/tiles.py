@@ -11,9 +11,20 @@ from math import prod
 
 from ..place.profiles import Tiles
 
-__all__ = ["DEFAULT", "Tile", "choose_tile", "divisor"]
+__all__ = [
+    "DEFAULT",
+    "Tile",
+    "Work",
+    "choose_group",
+    "choose_plain",
+    "choose_pool",
+    "choose_tile",
+    "divisor",
+]
 
 DEFAULT = Tiles()
+
+TEXEL_BYTES = 16
 
 MOST_DEEP = 64
 """NVIDIA's OpenCL takes at most 64 work items of a group along z (CL_DEVICE_MAX_WORK_ITEM_SIZES: 1024, 1024, 64)."""
@@ -38,79 +49,108 @@ def divisor(number: int, limit: int) -> int:
     return max(d for d in range(1, min(number, max(limit, 1)) + 1) if number % d == 0)
 
 
+@dataclass(frozen=True)
+class Work:
+    """What a kernel has to do.
+
+    ``shape``: its packed result (N, C/4, H, W, 4). ``sums``: how many reductions it computes for each texel. ``even``:
+    every thread of a group must write equally many texels, since the epilogue keeps values in registers.
+    """
+
+    shape: tuple[int, ...]
+    sums: int = 1
+    even: bool = False
+
+    @property
+    def texels(self) -> int:
+        """Texels of the result."""
+        return prod(self.shape[:4])
+
+
+def choose_plain(work: Work, max_threads: int, tiles: Tiles = DEFAULT) -> Tile:
+    """One texel for each thread: for kernels that read about as much as they write."""
+    batch, blocks, rows, columns = work.shape[:4]
+    return Tile(1, 1, 1, choose_group((batch * blocks, rows, columns), max_threads, tiles.group))
+
+
+def choose_pool(work: Work, pixels: int, max_threads: int, tiles: Tiles = DEFAULT) -> Tile:
+    """Global pooling: the pixels of a block of channels are shared by a group, if the device may split sums."""
+    blocks = work.shape[1]
+    most = min(tiles.group, max_threads) if tiles.split > 1 and not work.even else 1
+    split = divisor(pixels, most)
+    if split == 1:
+        return choose_plain(work, max_threads, tiles)
+    group = choose_group((blocks, 1, 1), max_threads // split, max(1, tiles.group // split))
+    return Tile(1, 1, 1, group, split)
+
+
 def choose_tile(
-    shape: tuple[int, ...],
-    *,
-    reduces: bool,
+    work: Work,
     max_threads: int,
     tiles: Tiles = DEFAULT,
+    *,
     most_blocks: int = 4,
     most_columns: int = 14,
     shares: int = 1,
 ) -> Tile:
-    """The tile for a packed result of ``shape`` (N, C/4, H, W, 4).
+    """The tile of a convolution.
 
-    A thread of a convolution keeps as many texels in registers as the device allows, wider than deep, since
-    neighbours in a row share what they read. Where that leaves too few threads, the sum is split over up to
-    ``shares`` threads (how many the reduction can be cut into), and where it can't be, the tile gets smaller.
-    A thread of anything else computes one texel.
+    A thread keeps as many texels in registers as the device allows, squarest first, since neighbours share what they
+    read. Where that leaves too few threads, the sum is split over up to ``shares`` threads (into how many the
+    reduction can be cut), and where it can't be, the tile gets smaller.
     """
-    batch, blocks, rows, columns = shape[:4]
-    if not reduces:
-        return Tile(1, 1, 1, choose_group((batch * blocks, rows, columns), max_threads, tiles.group))
-    texels = batch * blocks * rows * columns
+    _, blocks, _, columns = work.shape[:4]
     options = [
         (b, c)
         for b in range(1, most_blocks + 1)
         for c in range(1, most_columns + 1)
         if blocks % b == 0 and columns % c == 0 and b * c <= tiles.accumulators
     ]
-    # the most texels; among equals, the squarest (a block counts for two columns: it reads its own weights)
+    # the most texels; among equals the squarest (a block counts for two columns: it reads its own weights)
     options.sort(key=lambda option: (-option[0] * option[1], abs(2 * option[0] - option[1]), option))
-    for b, c in options:
-        split = _split(texels // (b * c), b * c, shares, tiles)
-        if texels // (b * c) * split >= tiles.threads:
-            return _tile(b, c, split, shape, max_threads, tiles)
-    b, c = min(options, key=lambda option: _idle(option, texels, shares, tiles))
-    return _tile(b, c, _split(texels // (b * c), b * c, shares, tiles), shape, max_threads, tiles)
+    splits = {option: _split(work, option[0] * option[1], shares, max_threads, tiles) for option in options}
+
+    def threads(option: tuple[int, int]) -> int:
+        return work.texels // (option[0] * option[1]) * splits[option]
+
+    busy = [option for option in options if threads(option) >= tiles.threads]
+    chosen = busy[0] if busy else max(options, key=lambda option: (threads(option), option[0] * option[1]))
+    return _tile(work, chosen, splits[chosen], max_threads, tiles)
 
 
-def _split(threads: int, texels: int, shares: int, tiles: Tiles) -> int:
-    """Over how many threads a sum is split: enough to keep the device busy.
-
-    A divisor of the texels of a tile, so that the group's threads share the rest of the work evenly.
-    """
+def _split(work: Work, texels: int, shares: int, max_threads: int, tiles: Tiles) -> int:
+    """Over how many threads a sum is split: enough to keep the device busy, a power of two."""
     split = 1
-    for candidate in (2, 4, 8, 16):
-        if threads * split >= tiles.threads or candidate > tiles.split:
+    most = min(tiles.split, max_threads, tiles.local_bytes // (TEXEL_BYTES * texels * work.sums))
+    while split * 2 <= most and work.texels // texels * split < tiles.threads:
+        wanted = split * 2
+        if shares % wanted or (work.even and texels % wanted):
             break
-        if shares % candidate == 0 and texels % candidate == 0:
-            split = candidate
+        split = wanted
     return split
 
 
-def _idle(option: tuple[int, int], texels: int, shares: int, tiles: Tiles) -> tuple[int, int, tuple[int, int]]:
-    """Order of options where none keeps the device busy: most threads first, then the larger tile."""
-    size = option[0] * option[1]
-    threads = texels // size * _split(texels // size, size, shares, tiles)
-    return -threads, -size, option
-
-
-def _tile(
-    blocks: int, columns: int, split: int, shape: tuple[int, ...], max_threads: int, tiles: Tiles
-) -> Tile:
-    extent = (shape[0] * shape[1] // blocks, shape[2], shape[3] // columns)
-    if split > 1:
-        extent = (shape[1] // blocks, *extent[1:])
-    group = choose_group(extent, max_threads // split, max(1, tiles.group // split))
-    return Tile(blocks, 1, columns, group, split)
+def _tile(work: Work, tile: tuple[int, int], split: int, max_threads: int, tiles: Tiles) -> Tile:
+    batch, blocks, rows, columns = work.shape[:4]
+    b, c = tile
+    if split == 1:
+        extent = (batch * blocks // b, rows, columns // c)
+        return Tile(b, 1, c, choose_group(extent, max_threads, tiles.group))
+    room = tiles.local_bytes // (TEXEL_BYTES * b * c * work.sums)
+    wanted = min(tiles.group, room) // split
+    # all rows of a small image in one group: its threads read the same weights
+    extent = (blocks // b, rows, columns // c)
+    most = max(1, min(max_threads, room) // split)
+    x = divisor(extent[2], min(16, most))
+    y = divisor(extent[1], min(most, 2 * wanted) // x)
+    z = divisor(extent[0], min(min(wanted, most) // (x * y), MOST_DEEP))
+    return Tile(b, 1, c, (z, y, x), split)
 
 
 def choose_group(extent: tuple[int, int, int], max_threads: int, wanted: int = 64) -> tuple[int, int, int]:
-    """A work group for (z, y, x) threads: wide in x, then y, then z, about ``wanted`` threads, never above the limit."""
-    wanted = min(wanted, max_threads)
+    """A work group for (z, y, x) threads: wide in x, then y, then z, about ``wanted`` threads, none above the limit."""
+    wanted = max(1, min(wanted, max_threads))
     x = divisor(extent[2], min(16, wanted))
     y = divisor(extent[1], wanted // x)
     z = divisor(extent[0], min(wanted // (x * y), MOST_DEEP))
-    assert prod((x, y, z)) <= max(1, max_threads)
     return z, y, x

@@ -222,10 +222,8 @@ class Walk:
     def _tensors_are_outside(self, acceptance: Acceptance) -> bool:
         """Whether no tensor that the row names is computed inside, by an operator that was found later."""
         values = self.graph.values
-        for _, ref in acceptance.named:
-            if values[self._slots[ref[0]]].sources[ref[1]] in self._slot_of:
-                return False
-        return True
+        sources = (values[self._slots[slot]].sources[place] for _, (slot, place) in acceptance.named)
+        return all(source not in self._slot_of for source in sources)
 
     def _candidate(self, acceptance: Acceptance, slots: tuple[int, ...], leaves: frozenset[int]) -> Candidate:
         values = self.graph.values

@@ -32,12 +32,14 @@ class Flow:
 
     ``writer``: a composite's name, ``None`` for anything else. ``packed_readers``: composites that read it
     as data. ``plain_reader``: whether anything else reads it too.
+    ``is_view``: packed and plain are the same bytes.
     """
 
     bytes: int
     writer: str | None = None
     packed_readers: set[str] = field(default_factory=set)
     plain_reader: bool = False
+    is_view: bool = False
 
 
 class Balance:
@@ -92,10 +94,10 @@ class Balance:
         return self._cut(name, name not in packed)[0] - total
 
     def _pack(self, flow: Flow) -> int:
-        return self.profile.convert(flow.bytes, "global", self.packed_scope)
+        return 0 if flow.is_view else self.profile.convert(flow.bytes, "global", self.packed_scope)
 
     def _unpack(self, flow: Flow) -> int:
-        return self.profile.convert(flow.bytes, self.packed_scope, "global")
+        return 0 if flow.is_view else self.profile.convert(flow.bytes, self.packed_scope, "global")
 
     @cached_property
     def _graph(self) -> nx.DiGraph:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .decision import ANY, GLOBAL, TEXTURE, Alternative, Conversion, Form, Wish
+from .decision import ANY, GLOBAL, PLAIN_FORM, TEXTURE, Alternative, Conversion, Form, Wish
 from .limits import TextureLimits
 from .profiles import Profile
 
@@ -22,7 +22,7 @@ class Tensor:
     ``layout``, ``shape`` (packed), ``dtype``, ``bytes``: its own. ``wishes``: of the readers in this
     layout. ``own``: the writer's wish; ``None`` if no composite writes the tensor in this layout, so that
     each form is made from the plain one. ``constant``: the plain one is known to the compiler.
-    ``read_plain``: somebody reads the plain one as well.
+    ``read_plain``: somebody reads the plain one as well. ``is_view``: packed and plain are the same bytes.
     """
 
     layout: str
@@ -33,13 +33,15 @@ class Tensor:
     own: str | None
     constant: bool = False
     read_plain: bool = False
+    is_view: bool = False
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The scope of the tensor, the scope in which each reader gets it, and why."""
+    """The scope of the tensor, what it costs there, the scope in which each reader gets it, and why."""
 
     scope: str
+    cost: int
     readers: tuple[str, ...]
     reason: str
     alternatives: tuple[Alternative, ...]
@@ -59,6 +61,7 @@ def choose(tensor: Tensor, limits: TextureLimits, profile: Profile) -> Choice:
         alternatives.insert(0, Alternative(tensor.layout, TEXTURE, None, work.why_not))
     return Choice(
         scope,
+        costs[scope],
         tuple(work.read_in(wish, scope) for wish in tensor.wishes),
         reason,
         tuple(alternatives),
@@ -105,17 +108,26 @@ class _Work:
         """The forms that are made of it: packed or copied for readers, unpacked for others."""
         tensor, made = self.tensor, []
         readers = [self.read_in(wish, scope) for wish in tensor.wishes]
-        for each in self.available(scope):
-            if tensor.own is not None and each == scope:
-                continue
-            kind = "copy" if tensor.own is not None else "constant" if tensor.constant else "pack"
-            source = scope if tensor.own is not None else GLOBAL
-            cost = 0 if tensor.constant else self.profile.convert(tensor.bytes, source, each)
-            made.append(Conversion(kind, Form(tensor.layout, each), tensor.bytes, cost, readers.count(each)))
-        if tensor.own is not None and tensor.read_plain:
-            cost = self.profile.convert(tensor.bytes, scope, GLOBAL)
-            made.append(Conversion("unpack", Form("plain", GLOBAL), tensor.bytes, cost, 1))
+        if tensor.own is None:
+            kind = "constant" if tensor.constant else "pack"
+            for each in self.available(scope):
+                form = Form(tensor.layout, each)
+                made.append(self._conversion(kind, GLOBAL, form, readers.count(each)))
+            return tuple(made)
+        for each in self.available(scope)[1:]:
+            made.append(self._conversion("copy", scope, Form(tensor.layout, each), readers.count(each)))
+        if tensor.read_plain:
+            made.append(self._conversion("unpack", scope, PLAIN_FORM, 1))
         return tuple(made)
+
+    def _conversion(self, kind: str, source: str, form: Form, readers: int) -> Conversion:
+        size = self.tensor.bytes
+        if self.tensor.is_view and source == form.scope == GLOBAL and kind != "constant":
+            kind = "view"
+        free = kind in ("constant", "view")
+        return Conversion(
+            kind, form, size, 0 if free else self.profile.convert(size, source, form.scope), readers
+        )
 
     def pick(self, costs: dict[str, int]) -> tuple[str, str]:
         """The scope and the reason: least cost, then the vote, then the writer's wish, then a buffer."""
@@ -130,14 +142,14 @@ class _Work:
         in_texture, in_buffer = costs[self.texture], costs[GLOBAL]
         cheaper = None if in_texture == in_buffer else TEXTURE if in_texture < in_buffer else GLOBAL
         price = f"{in_texture} bytes moved in texture, {in_buffer} in a buffer"
-        if not texture and not buffer:
-            wanted, reason = (cheaper or GLOBAL, price) if own == ANY else (own, OWN_WISH)
+        if wishes and not texture and not buffer and own != ANY:
+            wanted, reason = own, OWN_WISH  # readers that leave it open follow the writer
         elif cheaper is not None:
             wanted, reason = cheaper, vote if cheaper == voted else price
         elif voted is not None:
             wanted, reason = voted, vote
         else:
-            wanted, reason = (GLOBAL, vote) if own == ANY else (own, OWN_WISH)
+            wanted, reason = (GLOBAL, price) if own == ANY else (own, OWN_WISH)
         return (self.texture if wanted == TEXTURE else GLOBAL), reason
 
 

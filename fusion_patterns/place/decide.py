@@ -7,7 +7,6 @@ where it is defined, once each.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +22,7 @@ from .decision import (
     INDEPENDENT,
     PLAIN_FORM,
     SCOPES_ATTR,
+    TEXTURE,
     Alternative,
     Conversion,
     Form,
@@ -85,10 +85,8 @@ class _Caller:
     made: dict[Any, str] = field(default_factory=dict)
     uses: dict[Any, list[_Use]] = field(default_factory=dict)
     plain: set[Any] = field(default_factory=set)
-
-    def values(self) -> Iterator[Any]:
-        """Every tensor at a composite's edge, in the order in which composites meet it."""
-        yield from dict.fromkeys([*self.uses, *self.made])
+    values: dict[Any, None] = field(default_factory=dict)
+    """Every tensor at a composite's edge, in program order."""
 
 
 class _Decision:
@@ -109,7 +107,7 @@ class _Decision:
         self._leave_in_buffers(name, func)
         caller = self._scan(name, func)
         chosen: dict[tuple[str, int], Form] = {}
-        for value in caller.values():
+        for value in caller.values:
             self._tensor(caller, value, chosen)
         for callee in caller.made.values():
             count = len(self.placement.needs[callee].operands)
@@ -125,9 +123,11 @@ class _Decision:
             for number, operand in enumerate(self.placement.needs[callee].operands):
                 value = binding.value.args[operand.param]
                 caller.uses.setdefault(value, []).append(_Use(callee, number))
+                caller.values[value] = None
                 if operand.layout == PLAIN:
                     caller.plain.add(value)
             caller.made[binding.var] = callee
+            caller.values[binding.var] = None
         mark_leaves(func.body.body, caller.plain)
         return caller
 
@@ -147,7 +147,7 @@ class _Decision:
         fixed = {callee for callee in caller.made.values() if has_convolution(self.composites[callee])}
         free = set(caller.made.values()) - fixed
         scope = FOLDINGS[0] if self.limits.textures else GLOBAL
-        flows = {value: self._flow(caller, value) for value in caller.values() if not _is_constant(value)}
+        flows = {value: self._flow(caller, value) for value in caller.values if not _is_constant(value)}
         gains = {callee: self._gain(callee, scope) for callee in sorted(free)}
         balance = Balance(flows, fixed, free, gains, self.placement.profile, scope)
         self.placement.balances[name] = balance
@@ -183,7 +183,11 @@ class _Decision:
             shape, dtype = self._operand(uses[0]).shape, self._operand(uses[0]).dtype
         size = byte_count(layout(DATA).packed_shape(shape), dtype) if writer or data else 0
         plain = value in caller.plain or len(data) < len(uses)
-        return Flow(size, writer, {use.callee for use in data}, plain)
+        own = self._wishes(writer).get("output", ANY) if writer is not None else ANY
+        wishes = {self._wish(use).scope for use in data}
+        in_buffer = TEXTURE not in wishes and (not wishes or own != TEXTURE)
+        is_view = in_buffer and len(shape) == 4 and layout(DATA).is_view(shape)
+        return Flow(size, writer, {use.callee for use in data}, plain, is_view)
 
     def _gain(self, callee: str, scope: str) -> int:
         """What the composite's own kernel saves by reading and writing packed tensors."""
@@ -237,6 +241,7 @@ class _Decision:
             own,
             constant=_is_constant(value),
             read_plain=value in caller.plain or elsewhere,
+            is_view=layout(name).is_view(source_shape(name, source)),
         )
         return choose(tensor, self.limits, self.placement.profile)
 
@@ -275,6 +280,7 @@ class _Decision:
             tuple(alternatives),
             tuple(conversions),
             by,
+            sum(choice.cost for choice in choices.values()),
         )
 
     def _name(self, value: Any, uses: list[_Use]) -> str:

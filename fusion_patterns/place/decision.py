@@ -93,8 +93,9 @@ class Alternative:
 class Conversion:
     """Another form of a tensor, made once where the tensor is defined.
 
-    ``kind``: ``pack``, ``unpack``, ``copy`` (another scope, same layout), or ``constant`` (made by the
-    compiler, so it costs nothing at run time). ``readers``: how many share it.
+    ``kind``: ``pack``, ``unpack``, ``copy`` (another scope, same layout), ``constant`` (made by the
+    compiler, so it costs nothing at run time), or ``view`` (the same bytes under another shape, which cost
+    nothing either). ``readers``: how many share it.
     """
 
     kind: str
@@ -113,7 +114,7 @@ class TensorDecision:
     what its readers ask for. ``alternatives``: the forms that were weighed against each other.
     ``conversions``: further forms that are made of it. ``by``: ``independent`` if no other tensor's form
     depends on this one (the choice is exact), ``minimum cut`` if it was decided together with others (exact
-    as well).
+    as well). ``cost``: weighted bytes that are moved because of this tensor.
     """
 
     function: str
@@ -128,17 +129,12 @@ class TensorDecision:
     alternatives: tuple[Alternative, ...] = ()
     conversions: tuple[Conversion, ...] = ()
     by: str = INDEPENDENT
+    cost: int = 0
 
     @property
     def bytes(self) -> int:
         """Bytes of the tensor in this form."""
         return byte_count(self.shape, self.dtype)
-
-    @property
-    def cost(self) -> int:
-        """Cost of the form that was chosen; 0 where there was nothing to choose."""
-        chosen = (a.cost for a in self.alternatives if (a.layout, a.scope) == (self.layout, self.scope))
-        return next((cost for cost in chosen if cost is not None), 0)
 
 
 @dataclass

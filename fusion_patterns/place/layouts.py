@@ -61,6 +61,12 @@ class Layout:
         factor = dict(self.blocks)
         return tuple(-(-dim // factor.get(axis, 1)) * factor.get(axis, 1) for axis, dim in enumerate(shape))
 
+    def is_view(self, shape: tuple[int, ...]) -> bool:
+        """Whether packing moves nothing: the packed tensor has the source's numbers in the same order."""
+        if len(self.blocks) != 1 or self.padded_shape(shape) != shape:
+            return False
+        return all(dim == 1 for dim in shape[self.blocks[0][0] + 1 :])
+
     def to_packed(self, *index: Any) -> tuple[Any, ...]:
         """The packed position of a source position (an index map for ``relax.op.layout_transform``)."""
         factor = dict(self.blocks)

@@ -66,6 +66,7 @@ class Tiles(_Data):
     group: PositiveInt = 64
     accumulators: PositiveInt = 8
     split: PositiveInt = 1
+    local_bytes: PositiveInt = 16384
 
 
 class Profile(_Data):
@@ -102,7 +103,8 @@ class Profile(_Data):
 
 
 ProfileLike = Profile | str | os.PathLike[str] | None
-"""How a profile may be named: itself, a shipped one's name, a YAML file; ``None`` is the one of the target."""
+"""How a profile may be named: itself, a shipped one's name, a YAML file; ``None`` is the one of the
+target."""
 
 
 def load_profile(name: str | os.PathLike[str]) -> Profile:
@@ -139,7 +141,7 @@ def profile_for(target: Any) -> Profile:
 
 
 def as_profile(profile: ProfileLike, target: Any) -> Profile:
-    """A profile given as such, by name or by file; ``None`` is the target's. Raises :class:`BuildError`."""
+    """A profile given as such, by name or file; ``None`` is the target's. Raises :class:`BuildError`."""
     if profile is None:
         return profile_for(target)
     return profile if isinstance(profile, Profile) else load_profile(profile)

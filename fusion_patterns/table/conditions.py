@@ -139,9 +139,8 @@ def _that(path: Path, text: str, nodes: _Nodes, tensors: tuple[str, ...], label:
         elif _DIM.fullmatch(field) or field in ("shape", "uses"):
             continue
         elif subject not in nodes:
-            message = (
-                f"'{subject}.{field}' is not known: a tensor has `shape`, `uses` and dimensions such as `{subject}.C`"
-            )
+            known = f"a tensor has `shape`, `uses` and dimensions such as `{subject}.C`"
+            message = f"'{subject}.{field}' is not known: {known}"
             yield Fault(path, label + message, column=column)
         else:
             for fault in _attribute(path, field, nodes[subject], label):

@@ -45,9 +45,9 @@ class Failure:
 class RowReport:
     """What was seen of one row.
 
-    ``taken``: instances that became one composite. ``declined``: near misses that were declined for the right
-    reason. ``never_fail``: conditions that no generated graph breaks. ``won``: share of the instances that the
-    row gets when the whole table is applied. ``impossible``: why there are no instances.
+    ``taken``: instances that became one composite. ``declined``: near misses that were declined for what was
+    broken. ``never_fail``: conditions that no generated graph breaks. ``won``: share of the instances that
+    the row gets when the whole table is applied. ``impossible``: why there are no instances.
     """
 
     row: str
@@ -194,8 +194,8 @@ def check_table(
 ) -> CheckReport:
     """Run every property on a table.
 
-    ``table``: a path, the name of a built-in table, or a :class:`Table`. ``examples``: graphs for each row, and
-    half as many networks. ``device``: an OpenCL device, "" for the best one; ``None`` leaves runs on one out.
+    ``table``: a path, the name of a built-in table, or a :class:`Table`. ``examples``: graphs for each row,
+    and half as many networks. ``device``: an OpenCL device, "" for the best one; ``None`` runs nothing there.
     Raises :class:`TableError` for a table that can't be loaded; what fails is in the report.
     """
     loaded = load_table(table)

@@ -102,8 +102,8 @@ class _Net:
 
     def _undo(self, ops: int, tensors: int, results: int, live: int) -> None:
         draft = self.draft
-        for made in (*draft.ops[ops:], *draft.tensors[tensors:]):
-            del draft.types[made.name]
+        for name in [made.name for made in draft.ops[ops:]] + [made.name for made in draft.tensors[tensors:]]:
+            del draft.types[name]
         del draft.ops[ops:], draft.tensors[tensors:], draft.results[results:], self.live[live:]
         self.weights = [weight for weight in self.weights if weight in draft.types]
 
