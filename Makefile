@@ -6,6 +6,7 @@
 #   make docs       the documentation as HTML, in build/docs
 #   make corpus     every real network: compile, run, verify; ARGS="--only 'tv_*' --jobs 2 --stock-compile"
 #   make bench-match, make kernel-counts    matching and kernel counts beside stock TVM's
+#   make fuzz       5,000 generated modules through everything, resumable; ARGS="--modules 600 --seed 1"
 #   make clean      remove what the other targets made
 
 SHELL  := /bin/bash
@@ -16,7 +17,7 @@ BEGAN  := $(shell date +%s)
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --no-input
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow docs clean opencl
+.PHONY: help demo test test-slow docs fuzz clean opencl
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -37,6 +38,10 @@ test-slow: $(VENV)/.test-onnx-opencl opencl
 docs: $(VENV)/.docs
 	$(BIN)/sphinx-build -W --keep-going -q docs build/docs
 	@echo "open build/docs/index.html"
+
+# What is done is kept in build/fuzz.jsonl: a run that was interrupted goes on, a finished one is only counted.
+fuzz: $(VENV)/.test-onnx-opencl opencl
+	$(BIN)/python -m fusion_patterns.testing.fuzz --device "" $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks

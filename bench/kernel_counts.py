@@ -142,31 +142,22 @@ def render(counts: list[Count]) -> str:
     fewer = sum(1 for c in counts if c.peer is not None and c.ours < c.peer)
     below = sum(1 for c in counts if c.device is not None and c.ours < c.device)
     text = [
-        "Written by `make kernel-counts`: kernels that one run starts, reshapes as views not counted. Ours "
-        "are "
-        "kernels on the device, layout conversions included. *stock*: launches after its LegalizeOps, "
-        "FuseOps and "
-        "FuseTIR on the module as imported; *inference form*: the same after our normalisation; *by "
-        "pattern*: there, "
-        "after `FuseOpsByPattern` took the words that our table finds, with its check for values that "
-        "leave. Stock "
-        "counts a group as one launch also where it has to become several kernels on a GPU (a gate that is "
-        "computed "
-        "and then multiplied, for one); *on the device* are the kernels that those of *inference form* are "
-        "once they "
-        "are scheduled. They read and write buffers, so stock needs no layout conversions.\n",
+        "Written by `make kernel-counts`: kernels that one run starts, reshapes as views not counted. *ours*: "
+        "kernels on the device, layout conversions included. *stock*: launches after its LegalizeOps, FuseOps and "
+        "FuseTIR on the module as imported; *inference form*: the same after our normalisation; *by pattern*: "
+        "there, after `FuseOpsByPattern` took the words that our table finds, with its check for values that "
+        "leave. Stock counts a group as one launch also where a GPU needs several kernels for it, such as a gate "
+        "that is computed first and then multiplied; *on the device* are the kernels that those of *inference "
+        "form* become once they are scheduled. They read and write buffers, so stock needs no conversions.\n",
         table(header, rows),
-        f"Fewer than the fewest of stock's launches on {fewer} of {len(counts)}, fewer than its kernels on "
-        f"the "
+        f"Fewer than the fewest of stock's launches on {fewer} of {len(counts)}, fewer than its kernels on the "
         f"device on {below}.\n",
     ]
     more = [c for c in counts if c.peer is None or c.ours >= c.peer]
     if more:
         lines = [(f"`{c.name}`", _listed(c.labels)) for c in more]
         text += [
-            "Where they are not fewer, what is launched (conversions and kernels without a row are what a "
-            "row could "
-            "still save):\n",
+            "What is launched where they are not fewer than stock's launches:\n",
             table(("network", "launches"), lines),
         ]
     return "\n".join(text)

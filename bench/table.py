@@ -35,15 +35,19 @@ def outcome(record: Record) -> tuple[str, str]:
 
 
 def stock(record: Record) -> int | None:
-    """Launches of stock's FuseOps, of the module as it came or in inference form, whichever is fewer."""
+    """Launches of stock's FuseOps: of the module in inference form, or as it came where that is fewer."""
     counts = [record[key] for key in ("stock_raw", "stock_normal") if key in record]
     return min(counts, default=None)
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """A Markdown table; the first column is text, the others are set to the right."""
-    lines = [f"| {' | '.join(header)} |", "|" + "|".join([" --- "] + [" ---: "] * (len(header) - 1)) + "|"]
-    lines += [f"| {' | '.join('' if cell is None else str(cell) for cell in row)} |" for row in rows]
+    """A Markdown table; columns of numbers are set to the right."""
+    cells = [["" if cell is None else str(cell) for cell in row] for row in rows]
+    numbers = [
+        all(cell == "" or cell[0] in "-0123456789" for cell in column) for column in zip(*cells, strict=True)
+    ]
+    rule = "|".join(" ---: " if number else " --- " for number in numbers or [False] * len(header))
+    lines = [f"| {' | '.join(header)} |", f"|{rule}|", *(f"| {' | '.join(row)} |" for row in cells)]
     return "\n".join(lines) + "\n"
 
 
@@ -62,9 +66,9 @@ def document(records: Sequence[Record], listed: int) -> str:
         "# Networks\n",
         "Written by `make corpus`; not by hand.\n",
         f"{listed} networks are listed, {len(records)} of them have been run: {kinds.count('verified')} "
-        f"verified, "
-        f"{kinds.count('rounding')} right but amplifying rounding, {kinds.count('refused')} refused by TVM's "
-        f"importers, {kinds.count('failed')} failed. Fewer launches than stock on {fewer} of "
+        f"verified, {kinds.count('rounding')} right but amplifying rounding, {kinds.count('refused')} "
+        f"refused by "
+        f"TVM's importers, {kinds.count('failed')} failed. Fewer launches than stock on {fewer} of "
         f"{len(with_stock)}.\n",
         _meaning(ran),
         _main_table(ran),
@@ -84,17 +88,16 @@ def document(records: Sequence[Record], listed: int) -> str:
 def _meaning(ran: Sequence[Record]) -> str:
     devices = sorted({r["device"] for r in ran if "device" in r})
     return (
-        f"Device: {', '.join(devices)}. *ops*: calls in the module as imported. *convs*: covered by rows, "
-        f"of all. "
-        "*launches*: kernels that one run starts, conversions included, beside stock's LegalizeOps, "
-        "FuseOps and "
-        "FuseTIR, of the module as imported or in this package's inference form, whichever is fewer. "
+        f"Device: {', '.join(devices)}. *ops*: calls in the module as imported. *convs*: covered by rows, of "
+        "all. *launches*: kernels that one run starts, conversions included, beside stock's LegalizeOps, "
+        "FuseOps "
+        "and FuseTIR on the module in this package's inference form, which spares stock launches. "
         "*conversions*: "
         "layout transforms at run time. *texture*: activations that convolutions read from textures, by "
-        "number and by "
-        "bytes, and bytes of all tensors that kernels write. *error*: largest difference from stock TVM on "
-        "the CPU, "
-        "relative to the output's largest magnitude. Inputs are drawn with seed 0.\n"
+        "number "
+        "and by bytes, and bytes of all tensors that kernels write. *error*: largest difference from stock "
+        "TVM "
+        "on the CPU, relative to the output's largest magnitude. Inputs are drawn with seed 0.\n"
     )
 
 

@@ -1,4 +1,4 @@
-"""The command line: ``fusion-patterns apply | build | run | verify | explain | tables | demo``.
+"""The command line: ``fusion-patterns apply | build | run | verify | explain | tables | check | demo``.
 
 Results go to standard output (``--json``: one document, nothing else), progress and errors to standard
 error. The exit code is 0 only if all went well: 1 after an error or when the numbers differ, 2 when the
@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import fusion_patterns as fp
+from fusion_patterns.cli_check import check
 from fusion_patterns.cli_terminal import TRACEBACK, Say, explain_error, progress, show, write_whole
 from fusion_patterns.errors import FusionPatternsError, ModelError
 
@@ -267,6 +268,9 @@ def tables(
     described = [describe(load_table(each)) for each in ([name] if name else builtin_names())]
     text = "\n\n".join(render(each, whole=name is not None) for each in described)
     show(text, described, as_json=as_json)
+
+
+app.command()(check)
 
 
 @app.command()

@@ -65,7 +65,8 @@ class KernelCall:
 
     ``ops``: calls of Relax operators in order, on tensors in the layout in which the module came; the last
     one's result, packed, is the ``output``. ``operands``: the PrimFunc's parameters, in order; ``output``
-    is the one after them. ``params``: the variables that stand for the operands in ``ops``.
+    is the one after them. ``params``: the variables that stand for the operands in ``ops``. Lanes beyond a
+    tensor's last channel are zero in what a kernel reads, and must be zero in what it writes.
     """
 
     name: str
@@ -87,8 +88,7 @@ _REGISTERED: dict[str, KernelBuilder] = {}
 
 
 def register_kernel(name: str, build: KernelBuilder | None = None, *, replace: bool = False) -> Any:
-    """Register a kernel under the name by which rows and :func:`DispatchConv2d` know it; usable as a
-    decorator.
+    """Register a kernel under the name by which rows know it; usable as a decorator.
 
     ``build`` is given a :class:`KernelCall` and returns a scheduled PrimFunc, or ``None`` if it has no
     kernel for it: then the built-in one is used. Raises :class:`FusionPatternsError` if the name is taken
@@ -116,8 +116,7 @@ def _built_in_names() -> set[str]:
 
 
 def check_kernels(table: Table) -> None:
-    """Refuse a table that names a kernel that is neither built in nor registered. Raises
-    :class:`TableError`."""
+    """Refuse a table that names a kernel which is not there. Raises :class:`TableError`."""
     known = _built_in_names() | set(_REGISTERED)
     faults = [
         f"{row.origin}: row {row.name!r}: no kernel is called {row.kernel!r}{did_you_mean(row.kernel, known)}"

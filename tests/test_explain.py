@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import networks
 import pytest
 import tvm
 from modules import array, graph, nn, texture_target, var, weight
@@ -162,6 +163,21 @@ def test_every_sum_is_the_sum_of_its_parts(story: Explanation) -> None:
     for tensor in story.placement.tensors:
         made = sum(conversion.cost for conversion in tensor.conversions)
         assert tensor.cost >= made if tensor.writer else True
+
+
+def test_resnet_50_is_packed_once_and_never_unpacked() -> None:
+    """One conversion in; what comes out is one pixel, whose packed form is the plain one. No copy at all."""
+    story = explain(networks.load("light_resnet50"), target=texture_target())
+    assert (story.count("pack"), story.count("unpack"), story.count("view"), story.count("copy")) == (
+        1,
+        0,
+        1,
+        0,
+    )
+    assert story.refused == ()
+    convs = [name for name in story.placement.needs if name.startswith("fused_conv2d")]
+    assert len(convs) == 49  # four of the 53 are summed with another in one kernel
+    assert all("texture" in story.placement.operands[name][0].scope for name in convs)
 
 
 # Profiles -------------------------------------------------------------------------------------------------

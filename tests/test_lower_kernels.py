@@ -390,7 +390,9 @@ def test_a_conv_is_one_launch_without_scratch(every_kind: dict[str, Built], kind
     assert func.scratch == ()
     assert len(func.launches) == 1
     labels = [s.label for s in every_kind[kind].manifest.functions["main"].body if isinstance(s, m.Launch)]
-    assert labels == ["layout.pack", "conv2d.chain", "layout.unpack"]
+    # one pixel lies packed as it lies plain: where a buffer holds it, its conversion is a view and starts nothing
+    ends = ["layout.unpack"] if kind not in ("one pixel", "kernel as large as the image") else []
+    assert labels == ["layout.pack", "conv2d.chain", *ends]
 
 
 @pytest.mark.parametrize("kind", CONVS)

@@ -290,6 +290,27 @@ def test_numbers_are_unchanged_on_a_device(seed: int, opencl_device: Device) -> 
     assert max(errors(build(mod), mod, opencl_device, seed)) < 1e-4
 
 
+@pytest.mark.opencl
+def test_one_pixel_goes_in_and_out_as_a_view(opencl_device: Device) -> None:
+    """A parameter that is a gate, and a result of one pixel: packed and plain are the same bytes."""
+    calls = Calls()
+    gate = calls.conv(
+        SHAPE,
+        (8, 8, 6, 5),
+        {"data": "texture", "weight": "global", "gate": "any", "output": "texture"},
+        then=lambda emit, value, gate: emit(op.multiply(value, gate)),
+        extra=[var("gate", (1, 8, 1, 1))],
+    )
+    mod = calls.main(
+        lambda emit, x, g: emit(gate(x, weight((8, 8, 6, 5)), g)), [var("x", SHAPE), var("g", (1, 8, 1, 1))]
+    )
+    built = build(mod)
+    kinds = [c.kind for t in built.placement.tensors for c in t.conversions if c.kind != "constant"]
+    assert sorted(kinds) == ["pack", "view", "view"]
+    assert max(errors(built, mod, opencl_device)) < 1e-5
+    assert [type(step).__name__ for step in built.manifest.functions["main"].body].count("Launch") == 2
+
+
 # Determinism ----------------------------------------------------------------------------------------------
 
 SCRIPT = """

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import networks
 import pytest
 import tvm
 from modules import draw, graph, nn, relative_error, texture_target, var
@@ -253,6 +254,12 @@ def test_three_for_texture_one_for_a_buffer() -> None:
     assert str(first.ty.vdevice.memory_scope) == "global.texture"
     assert {str(call.args[0].ty.vdevice.memory_scope) for call in others} == {"global.texture"}
     assert conversions(placed) == {"layout.pack": 2, "layout.unpack": 4}
+
+
+@pytest.mark.parametrize("name", ["light_resnet50", "light_squeezenet"])
+def test_a_whole_network_is_packed_once_and_unpacked_once(name: str) -> None:
+    placed = PlaceScopes(texture_target())(networks.load(name))
+    assert conversions(placed) == {"layout.pack": 1, "layout.unpack": 1}
 
 
 # What it leaves alone -------------------------------------------------------------------------------------

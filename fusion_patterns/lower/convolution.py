@@ -103,7 +103,8 @@ def conv2d_transpose(
         inside = [k < full for k, full, s in ((ky, kh, stride[0]), (kx, kw, stride[1])) if full % s]
         factor = _wide(weight.tensor[io, o, ky, kx, ii, lane], out_dtype)
         if inside:
-            factor = tirx.if_then_else(tirx.all(*inside), factor, tirx.const(0, str(factor.dtype)))
+            zero = _wide(tirx.const(0, out_dtype), out_dtype)
+            factor = tirx.if_then_else(tirx.all(*inside), factor, zero)
         return te.sum(_wide(value, out_dtype) * factor, axis=[io, ty, tx, ii])
 
     shape = (data.shape[0], blocks(out_channels), size[0], size[1], LANES)

@@ -169,6 +169,15 @@ def _check_stores(kernel: Any) -> None:
     structural_walk(kernel.body, (tvm.ir.Call, visit))
 
 
+def symbols_of(func: Any) -> set[str]:
+    """Names of the numbers that a PrimFunc is given: scalar parameters, and what its parameters' shapes bind."""
+    names = {str(param.name) for param in func.params if not hasattr(param.ty, "storage_scope")}
+    for param in func.params:
+        for extent in getattr(param.ty, "shape", ()):
+            structural_walk(extent, (tvm.ir.Var, lambda var: names.add(str(var.name))))
+    return names
+
+
 class _Host:
     """Reads launches off the host part of a split PrimFunc."""
 
@@ -178,6 +187,7 @@ class _Host:
             param: Argument("param", index) for index, param in enumerate(func.params)
         }
         self.known: dict[str, int | str] = {}
+        self.symbols = symbols_of(func)
         self.scratch: list[tuple[tuple[int | str, ...], str]] = []
         self.launches: list[KernelLaunch] = []
 
@@ -249,4 +259,9 @@ class _Host:
     def _argument(self, value: Any) -> Argument:
         if getattr(getattr(value, "op", None), "name", "") == "tirx.buffer_data" or value in self.buffers:
             return self._buffer(value)
-        return Argument("scalar", expr=dim(value, self.known), dtype=str(value.ty.dtype))
+        expr = dim(value, self.known)
+        unknown = set(re.findall(r"[A-Za-z_]\w*", str(expr))) - self.symbols - {"min", "max"}
+        if unknown:
+            # a lane that TVM could not vectorize stays in the kernel as a variable that nothing defines
+            raise KernelFault(f"the kernel reads `{min(unknown)}`, which nothing defines")
+        return Argument("scalar", expr=expr, dtype=str(value.ty.dtype))

@@ -17,7 +17,7 @@ import tvm
 from tvm import relax, te, tirx
 
 from ..place.layouts import DATA, PLAIN
-from ..place.needs import NotPacked, op_name, static_shape, tensor_args
+from ..place.needs import SHUFFLE, NotPacked, op_name, static_shape, tensor_args
 from ..place.rewrite import LAYOUTS_ATTR, RESULT, VIEWS_ATTR
 from . import packed
 from .convolution import conv2d, conv2d_transpose
@@ -27,7 +27,6 @@ from .scalars import scalar_expression
 
 __all__ = ["legalize_composites"]
 
-PACKING = ("relax.layout_transform", "relax.reshape")
 
 
 @dataclass(frozen=True)
@@ -90,11 +89,24 @@ class _Legalizer:
         if isinstance(call, relax.Var):
             return self.values[call]
         op = op_name(call)
-        if op in PACKING:
+        if op == "relax.layout_transform":
             return self.values[call.args[0]]  # the packing at the end: see _result
+        if op in SHUFFLE:
+            return self._shuffle(call, var)
         shape = static_shape(var)
         assert shape is not None
         return self._compute(op, call, [self.values[arg] for arg in tensor_args(call)], shape, var)
+
+    def _shuffle(self, call: Any, var: Any) -> _Value:
+        """The three steps of a channel shuffle: the last computes, those before it only say between how many groups."""
+        value = self.values[call.args[0]]
+        before = static_shape(call.args[0])
+        if before is None or len(before) == len(value.shape) or op_name(call) != "relax.reshape":
+            return value
+        groups, dtype = before[2], str(var.ty.dtype)
+        return self._emit(
+            lambda x: packed.shuffle(x, groups), [self._masked(value)], DATA, value.shape, dtype, masked=False
+        )
 
     def _compute(self, op: str, call: Any, values: list[_Value], shape: tuple[int, ...], var: Any) -> _Value:
         """One op on packed operands."""

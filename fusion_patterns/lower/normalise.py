@@ -13,6 +13,7 @@ Each function of the module goes into dataflow blocks, and then through these re
     minimum(maximum(x, low), high)       -> clip(x, low, high)        also in the other order, and from relu
     clip(clip(x, a, b), c, d)            -> clip(x, max(a, c), min(b, d))
     dropout(x)[0]                        -> x
+    adaptive_avg_pool2d, equal windows   -> avg_pool2d; x if each is one element
     op(constants)                        -> constant                                 (:mod:`.fold`)
     (a, b)[0]                            -> a
     split(x, channels)[i]                -> strided_slice(x, ...)                    (:mod:`.channels`)
@@ -41,7 +42,7 @@ from tvm_ffi import structural_equal
 from fusion_patterns.lower import affine, channels
 from fusion_patterns.lower.fold import fold_constants
 from fusion_patterns.lower.recognise import recognise_call_tir
-from fusion_patterns.lower.rewrite import Rewriter, Rule, is_composite, op_name
+from fusion_patterns.lower.rewrite import Rewriter, Rule, is_composite, op_name, static_shape
 
 
 def normalise(mod: tvm.IRModule) -> tvm.IRModule:
@@ -79,6 +80,18 @@ def _unchanged(at: Rewriter, expr: relax.Expr) -> relax.Expr | None:
     """Operators whose result differs from their input at most in its type: the type says if it does."""
     assert isinstance(expr, Call)
     return expr.args[0] if structural_equal(expr.args[0].ty, expr.ty) else None
+
+
+def _equal_windows(at: Rewriter, expr: relax.Expr) -> relax.Expr | None:
+    """An adaptive pool whose windows are all of one size, and more than one of them, as a plain pool."""
+    assert isinstance(expr, Call)
+    source, result = static_shape(expr.args[0]), static_shape(expr)
+    if source is None or result is None or str(expr.attrs.layout) != "NCHW":
+        return None
+    window = [own // out for own, out in zip(source[2:], result[2:], strict=True) if out and own % out == 0]
+    if len(window) != 2 or result[2:] == (1, 1):
+        return None
+    return relax.op.nn.avg_pool2d(expr.args[0], pool_size=window, strides=window)
 
 
 def _unmoved(at: Rewriter, expr: relax.Expr) -> relax.Expr | None:
@@ -145,6 +158,7 @@ _RULES: dict[str, list[Rule]] = {
     "nn.conv2d": [affine.pad_into_convolution],
     "call_tir": [recognise_call_tir],
     "permute_dims": [_unmoved],
+    "nn.adaptive_avg_pool2d": [_unchanged, _equal_windows],
     "concat": [channels.flatten_concat, channels.join_slices],
     "strided_slice": [channels.whole_slice],
     **{name: [_join_ranges] for name in _RANGES},

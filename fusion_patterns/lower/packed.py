@@ -26,6 +26,7 @@ __all__ = [
     "mask",
     "pack",
     "resize2d",
+    "shuffle",
     "unpack",
 ]
 
@@ -171,6 +172,18 @@ def channel_slice(data: Packed, begin: int, channels: int) -> te.Tensor:
         lambda b, c, y, x, lane: data.tensor[b, c + begin // LANES, y, x, lane],
         name="channel_slice",
     )
+
+
+def shuffle(data: Packed, groups: int) -> te.Tensor:
+    """Channels shuffled between ``groups``: channel ``i * groups + j`` is channel ``j * (C / groups) + i`` of the data."""
+    channels = data.shape[1]
+
+    def gathered(b: Any, c: Any, y: Any, x: Any, lane: Any) -> Any:
+        out = tirx.min(c * LANES + lane, channels - 1) if channels % LANES else c * LANES + lane
+        source = out % groups * (channels // groups) + out // groups
+        return data.tensor[b, source // LANES, y, x, source % LANES]
+
+    return te.compute(data.tensor.shape, gathered, name="shuffle")
 
 
 def resize2d(data: Packed, attrs: Any, size: tuple[int, int]) -> te.Tensor:

@@ -11,6 +11,7 @@ from math import gcd, prod
 from typing import Any
 
 from tvm import s_tir, tirx
+from tvm.ir import Call
 from tvm.ir.expr import TensorLoad
 from tvm.s_tir.dlight.base import ScheduleRule
 from tvm_ffi import structural_walk
@@ -26,6 +27,7 @@ LANES = 4
 DATA_RANK = 5
 SPLITTABLE = ("conv2d_packed",)
 POOLS = ("global_pool",)
+MOST_COPIES = 3
 MAX_KERNEL_ROW = 5  # a thread slides such a kernel over an input row that it keeps in registers
 
 
@@ -161,11 +163,23 @@ class _Kernel:
         for block in reversed(self.blocks[:-1]):
             if self._is_reduction(block) or sch.get(block).name_hint in names:
                 continue
-            if self._reads(block) > 1:
-                kept.append(block)
-            else:
+            if self._reads(block) <= (MOST_COPIES if self._is_cheap(block) else 1):
                 sch.compute_inline(block)
+            else:
+                kept.append(block)
         return list(reversed(kept))
+
+    def _is_cheap(self, block: Any) -> bool:
+        """Whether a block does arithmetic on what a reduction computed, such as adding the bias, and no more.
+
+        To compute that twice costs less than to keep it: see ``Work.even``.
+        """
+        producers = self.sch.get_producers(block)
+        if not producers or not all(self._is_reduction(producer) for producer in producers):
+            return False
+        calls: list[Any] = []
+        structural_walk(self.sch.get(block).body, (Call, calls.append))
+        return not calls
 
     def _reads(self, block: Any) -> int:
         """How often the value of a block is loaded by the blocks that read it."""

@@ -38,6 +38,10 @@ ELEMENTWISE = frozenset(f"relax.{name}" for name in _ELEMENTWISE.split())
 """Ops whose packed form is the same op on packed tensors."""
 
 
+SHUFFLE_STEPS = ("relax.reshape", "relax.permute_dims", "relax.reshape")
+SHUFFLE = frozenset(SHUFFLE_STEPS)
+
+
 class NotPacked(Exception):
     """A composite has no packed kernel. ``reason`` is a sentence, ``culprit`` the name of an IR value."""
 
@@ -179,9 +183,12 @@ def needs_of(func: Any) -> Needs:
         if isinstance(call, relax.Var):
             continue
         shape = static_shape(binding.var)
+        op = op_name(call)
+        if op in SHUFFLE and shape is not None:
+            _shuffle(reader, number, call, bindings, name)
+            continue
         if shape is None or len(shape) != 4:
             raise NotPacked(f"`{name}` is not a tensor of four static dimensions", name)
-        op = op_name(call)
         if op in _REDUCTIONS or any(arg in reader.reduced for arg in tensor_args(call)):
             reader.reduced.add(binding.var)
         if op in _ANCHORS:
@@ -197,6 +204,27 @@ def needs_of(func: Any) -> Needs:
     if shape is None or not any(output.same_as(b.var) for b in bindings):
         raise NotPacked("the composite returns more than one value", "")
     return Needs(tuple(reader.operands), reader.reads, DATA, shape, str(output.ty.dtype))
+
+
+def _shuffle(reader: _Reader, number: int, call: Any, bindings: list[Any], name: str) -> None:
+    """Channels shuffled between groups: (N, G, C/G, H, W) -> (N, C/G, G, H, W), seen as (N, C, H, W) before and after."""
+    steps = [binding.value for binding in bindings[number : number + 3]]
+    if op_name(call) == "relax.reshape" and call.args[0] in reader.number:
+        shapes = [static_shape(step) for step in steps]
+        source = static_shape(call.args[0])
+        if [op_name(step) for step in steps] == list(SHUFFLE_STEPS) and None not in shapes and source is not None:
+            split = shapes[0]
+            assert split is not None
+            n, channels, height, width = source
+            groups = split[1] if len(split) == 5 else 1
+            axes = [int(axis) for axis in steps[1].attrs.axes or ()]
+            regular = split == (n, groups, channels // groups, height, width) and shapes[2] == source
+            if regular and axes == [0, 2, 1, 3, 4]:
+                reader.read(number, 0, call.args[0], DATA, name)
+                return
+    elif number and op_name(bindings[number - 1].value) in SHUFFLE and call.args[0].same_as(bindings[number - 1].var):
+        return
+    raise NotPacked("only a shuffle of channels between groups has a packed kernel", name)
 
 
 def _elementwise(reader: _Reader, number: int, call: Any, op: str, shape: tuple[int, ...], name: str) -> None:

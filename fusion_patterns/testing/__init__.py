@@ -12,11 +12,11 @@
 
 spec         graphs as plain data, printable as Python
 shapes       their types, by arithmetic
-build        plain data -> Relax
+building     plain data -> Relax
 draft        a graph in the making
 operands     operands and attributes for a row's operators
 conditions   a row's conditions, asked of plain data
-instances    graphs that a row must take, and near misses
+rows         graphs that a row must take, and near misses
 nets         convolutional networks
 variants     the same graph written otherwise, or smaller
 strategies   all of these for Hypothesis
@@ -28,11 +28,30 @@ fuzz         many modules through everything
 
 from __future__ import annotations
 
-from fusion_patterns.testing.build import build
-from fusion_patterns.testing.check import CheckReport, check_table
-from fusion_patterns.testing.instances import Instance, NearMiss
-from fusion_patterns.testing.spec import Graph, Module, Op, Tensor
-from fusion_patterns.testing.strategies import instances, modules, near_misses
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fusion_patterns.testing.building import build
+    from fusion_patterns.testing.check import CheckReport, check_table
+    from fusion_patterns.testing.rows import Instance, NearMiss
+    from fusion_patterns.testing.spec import Graph, Module, Op, Tensor
+    from fusion_patterns.testing.strategies import instances, modules, near_misses
+
+_HOME = {
+    "CheckReport": "check",
+    "Graph": "spec",
+    "Instance": "rows",
+    "Module": "spec",
+    "NearMiss": "rows",
+    "Op": "spec",
+    "Tensor": "spec",
+    "build": "building",
+    "check_table": "check",
+    "instances": "strategies",
+    "modules": "strategies",
+    "near_misses": "strategies",
+}
 
 __all__ = [
     "CheckReport",
@@ -48,3 +67,12 @@ __all__ = [
     "modules",
     "near_misses",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    # pytest imports the plugin, and so this package, in every run: TVM comes with the first use.
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value

@@ -19,10 +19,10 @@ from fusion_patterns.match import plan_fusion
 from fusion_patterns.table import load_table
 from fusion_patterns.table.model import Row, Table
 from fusion_patterns.testing import properties
-from fusion_patterns.testing.build import build
+from fusion_patterns.testing.building import build
 from fusion_patterns.testing.draft import seeded
-from fusion_patterns.testing.instances import Instance, draw_instance, kinds_of_miss
 from fusion_patterns.testing.nets import draw_net
+from fusion_patterns.testing.rows import Instance, draw_instance, kinds_of_miss
 from fusion_patterns.testing.shapes import Infeasible
 from fusion_patterns.testing.spec import Module
 from fusion_patterns.testing.strategies import instances, modules, near_misses

@@ -30,7 +30,7 @@ from fusion_patterns.errors import DeviceError, FusionPatternsError
 from fusion_patterns.table import load_table
 from fusion_patterns.table.model import Table
 from fusion_patterns.testing import properties
-from fusion_patterns.testing.build import build
+from fusion_patterns.testing.building import build
 from fusion_patterns.testing.draft import seeded
 from fusion_patterns.testing.nets import draw_net
 from fusion_patterns.testing.spec import Graph, Module

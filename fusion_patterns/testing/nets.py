@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from fusion_patterns.table.model import Table
 from fusion_patterns.testing.draft import Draft, Pick
-from fusion_patterns.testing.instances import graft
+from fusion_patterns.testing.rows import graft
 from fusion_patterns.testing.shapes import Infeasible
 from fusion_patterns.testing.spec import Graph, Module, Op
 

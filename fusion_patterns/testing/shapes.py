@@ -91,7 +91,9 @@ def _require(holds: bool, what: str) -> None:
 def _window(size: int, kernel: int, stride: int, padding: int, dilation: int, *, ceil: bool = False) -> int:
     room = size + 2 * padding - dilation * (kernel - 1) - 1
     _require(room >= 0, "the window is larger than the image")
-    return (room + (stride - 1 if ceil else 0)) // stride + 1
+    count = (room + (stride - 1 if ceil else 0)) // stride + 1
+    # A window that would begin behind the image is left out.
+    return count - 1 if ceil and (count - 1) * stride >= size + padding else count
 
 
 def _convolution(op: str, operands: Sequence[Type], attrs: Attrs) -> Type:

@@ -4,7 +4,7 @@ A `Graph` is one function, a `Module` one or more. Their ``repr`` is Python that
 
     Graph("main", (Tensor("x", (1, 8, 6, 6)),), (Op("v0", "nn.relu", ("x",)),), ("v0",))
 
-`fusion_patterns.testing.build` makes a Relax module of them.
+`fusion_patterns.testing.building` makes a Relax module of them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Hypothesis strategies of graphs for a table: `instances`, `near_misses`, `modules`.
 
 What is drawn is plain data (`fusion_patterns.testing.spec`), so a failing example shrinks to a few operators
-and prints as Python; `fusion_patterns.testing.build` makes Relax of it.
+and prints as Python; `fusion_patterns.testing.building` makes Relax of it.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from fusion_patterns.table.model import Row, Table
 from fusion_patterns.testing.draft import Pick
-from fusion_patterns.testing.instances import Instance, NearMiss, draw_instance, draw_near_miss
 from fusion_patterns.testing.nets import draw_net
+from fusion_patterns.testing.rows import Instance, NearMiss, draw_instance, draw_near_miss
 from fusion_patterns.testing.shapes import Infeasible
 from fusion_patterns.testing.spec import Module
 
@@ -32,7 +32,7 @@ def instances(row: Row, table: Table | None = None) -> st.SearchStrategy[Instanc
 def near_misses(row: Row, table: Table | None = None, kind: str | None = None) -> st.SearchStrategy[NearMiss]:
     """Graphs that ``row`` must decline: one condition is broken, or an inner value leaves.
 
-    ``kind`` asks for one kind of miss, as `fusion_patterns.testing.instances.kinds_of_miss` lists them.
+    ``kind`` asks for one kind of miss, as `fusion_patterns.testing.rows.kinds_of_miss` lists them.
     """
     return _drawn(lambda pick: draw_near_miss(pick, row, table or _alone(row), kind))
 

@@ -1,0 +1,52 @@
+"""Built variants as small files, so that they can be timed where TVM is not installed.
+
+A pack holds everything but the weights' values: kernels don't take longer for other numbers, and the time of a launch
+is all that is measured from a pack.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fusion_patterns.run.codec import dict_of, encode, record
+from fusion_patterns.run.manifest import Function, Kernel, Manifest, Tensor
+
+__all__ = ["read_pack", "write_pack"]
+
+
+def write_pack(manifest: Manifest, path: Path, meta: dict[str, Any]) -> None:
+    """Write a manifest without its weights, and what is said of it."""
+    data = {
+        "name": manifest.name,
+        "target": manifest.target,
+        "functions": {name: encode(one) for name, one in manifest.functions.items()},
+        "kernels": {name: encode(one) for name, one in manifest.kernels.items()},
+        "constant_tensors": {name: encode(one) for name, one in manifest.constant_tensors.items()},
+        "constants": {name: [list(a.shape), a.dtype.str] for name, a in manifest.constants.items()},
+        "meta": meta,
+    }
+    path.write_bytes(gzip.compress(json.dumps(data).encode(), mtime=0))
+
+
+def read_pack(path: Path, seed: int = 0) -> tuple[Manifest, dict[str, Any]]:
+    """The manifest of a pack with weights drawn from ``seed``, and what is said of it."""
+    data = json.loads(gzip.decompress(path.read_bytes()))
+    generator = np.random.default_rng(seed)
+    constants = {}
+    for name, (shape, dtype) in data["constants"].items():
+        drawn = generator.standard_normal(tuple(shape), dtype=np.float32) * 0.05
+        constants[name] = drawn.astype(np.dtype(dtype))
+    manifest = Manifest(
+        data["name"],
+        data["target"],
+        dict_of(record(Function))(data["functions"], "functions"),
+        dict_of(record(Kernel))(data["kernels"], "kernels"),
+        constants,
+        dict_of(record(Tensor))(data["constant_tensors"], "constant_tensors"),
+    )
+    return manifest, data["meta"]

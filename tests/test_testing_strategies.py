@@ -1,0 +1,174 @@
+"""The shipped property tests on the built-in table: a small share of them, the same graphs each time."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tvm_ffi import structural_equal
+
+from fusion_patterns.table import load_table
+from fusion_patterns.table.model import Node, Predicate, Row, Table
+from fusion_patterns.testing import Graph, Module, Op, Tensor, build, check_table, properties
+from fusion_patterns.testing.check import Case, cases, render
+from fusion_patterns.testing.draft import seeded
+from fusion_patterns.testing.fuzz import Plan, one, summary
+from fusion_patterns.testing.fuzz import main as fuzz
+from fusion_patterns.testing.nets import draw_net
+from fusion_patterns.testing.rows import draw_instance, draw_near_miss, kinds_of_miss
+from fusion_patterns.testing.variants import reduce, renamed, reordered
+
+TABLE = load_table()
+CASES = list(cases(TABLE))
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_builtin_table(case: Case) -> None:
+    held, vacuous, failure = case.run(examples=8, seed=1)
+    assert failure is None, f"{failure.reason}\n{failure.example}"
+    assert held + vacuous > 0
+
+
+def test_specs_print_as_python_and_build_alike() -> None:
+    for number in range(5):
+        spec = draw_net(seeded(number), TABLE)
+        again = eval(repr(spec), {"Module": Module, "Graph": Graph, "Tensor": Tensor, "Op": Op})
+        assert again == spec
+        assert structural_equal(build(again), build(spec))
+
+
+def test_other_orders_and_names_are_the_same_graph() -> None:
+    spec = draw_net(seeded(3), TABLE)
+    for other in (renamed(spec), reordered(spec)):
+        assert isinstance(other, Module)
+        for old, new in zip(spec.functions, other.functions, strict=True):
+            assert sorted(op.op for op in old.ops) == sorted(op.op for op in new.ops)
+            assert {*old.types().values()} == {*new.types().values()}
+
+
+def test_every_row_has_instances_and_most_conditions_can_be_broken() -> None:
+    broken = conditions = 0
+    for row in TABLE.patterns:
+        assert draw_instance(seeded(0), row, TABLE).members
+        kinds = kinds_of_miss(row, TABLE)
+        conditions += len(row.where)
+        broken += sum(kind.isdecimal() for kind in kinds)
+        assert draw_near_miss(seeded(0), row, TABLE, "returned").escape
+    assert broken > 0.75 * conditions
+
+
+def test_a_failure_shrinks_to_what_matters() -> None:
+    spec = draw_net(seeded(2), TABLE)
+    assert any(op.op == "nn.conv2d" for graph in spec.functions for op in graph.ops)
+
+    def has_convolution(spec: object) -> bool:
+        functions = spec.functions if isinstance(spec, Module) else (spec,)
+        return any(op.op == "nn.conv2d" for graph in functions for op in graph.ops)
+
+    small = reduce(spec, has_convolution)
+    assert isinstance(small, Module)
+    assert sum(len(graph.ops) for graph in small.functions) <= 3
+
+
+def wrong_table() -> Table:
+    """A row that can't hold: its two conditions speak against each other."""
+    node = Node(op=("nn.relu",), inputs=("x",))
+    where = (Predicate(tensor="x", rank=4), Predicate(tensor="x", rank=3))
+    return Table(name="mine", patterns=(Row(name="dead", nodes={"r": node}, where=where),))
+
+
+def test_a_row_without_instances_is_reported() -> None:
+    report = check_table(wrong_table(), examples=4)
+    assert not report.ok
+    assert "NO INSTANCE: row dead: no graph fills it" in render(report)
+    assert json.loads(json.dumps(report.to_dict()))["rows"][0]["impossible"]
+
+
+MINE = """\
+schema_version: 1
+name: mine
+patterns:
+  - name: scaled
+    nodes:
+      mul: {op: multiply, in: [x, s]}
+      act: {op: [nn.relu, sigmoid], in: mul, optional: true}
+    where:
+      - {tensor: s, broadcast: channel}
+      - {tensor: x, rank: 4}
+    scopes: {x: texture}
+"""
+
+
+def test_the_plugin_reports_each_row(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(MINE)
+    root = Path(__file__).resolve().parent.parent
+    found = subprocess.run(
+        [sys.executable, "-c", PLUGIN, "--fusion-table", "mine.yaml", "--fusion-examples", "6", "-q"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(root)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert found.returncode == 0, found.stdout + found.stderr
+    assert "scaled" in found.stdout
+    assert "near misses declined" in found.stdout
+
+
+PLUGIN = """
+import sys
+import pytest
+from importlib.metadata import entry_points
+known = any(p.value == "fusion_patterns.testing.plugin" for p in entry_points(group="pytest11"))
+sys.exit(pytest.main([*([] if known else ["-p", "fusion_patterns.testing.plugin"]), *sys.argv[1:]]))
+"""
+
+
+def test_a_plan_does_not_depend_on_the_hash_seed(tmp_path: Path) -> None:
+    root = Path(__file__).resolve().parent.parent
+    code = (
+        "from fusion_patterns.match import plan_fusion; from fusion_patterns.table import load_table\n"
+        "from fusion_patterns.testing.nets import draw_net; from fusion_patterns.testing.draft import seeded\n"
+        "from fusion_patterns.testing import build\n"
+        "t = load_table()\n"
+        "print([plan_fusion(build(draw_net(seeded(n), t)), t).to_json() for n in range(6)])"
+    )
+    texts = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONPATH": str(root), "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(texts) == 1
+
+
+def test_fuzzing_goes_on_where_it_was(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    journal = tmp_path / "fuzz.jsonl"
+    arguments = ["--modules", "4", "--workers", "1", "--journal", str(journal)]
+    assert fuzz(arguments) == 0
+    whole = journal.read_text()
+    lines = whole.splitlines(keepends=True)
+    journal.write_text("".join(lines[:3]) + lines[3][:10])  # cut off in the middle of a line
+    assert fuzz(arguments) == 0
+    out = capsys.readouterr().out
+    assert json.loads(out[out.rindex("{") :])["modules"] == 4
+    with pytest.raises(SystemExit, match="belongs to another run"):
+        fuzz([*arguments, "--seed", "1"])
+
+
+def test_what_is_wrong_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*given: object) -> None:
+        raise properties.PropertyError("so it is")
+
+    monkeypatch.setattr(properties, "has_no_leak", broken)
+    result = one(Plan(shrink=False), 1)
+    assert summary([result])["wrong"] == 1
+    assert result.wrong[0]["error"] == "PropertyError: so it is"
