@@ -7,6 +7,7 @@
 #   make corpus     every real network: compile, run, verify; ARGS="--only 'tv_*' --jobs 2 --stock-compile"
 #   make bench-match, make kernel-counts    matching and kernel counts beside stock TVM's
 #   make fuzz       5,000 generated modules through everything, resumable; ARGS="--modules 600 --seed 1"
+#   make bench-device             times on an OpenCL device beside stock TVM; ARGS="tv_resnet18" PROFILE=pocl
 #   make clean      remove what the other targets made
 
 SHELL  := /bin/bash
@@ -81,7 +82,7 @@ $(VENV)/.corpus: $(VENV)/.test-onnx-opencl-torch
 	$(PIP) install --progress-bar off huggingface-hub safetensors pillow pyyaml tqdm
 	@touch $@
 
-.PHONY: corpus bench-match kernel-counts
+.PHONY: corpus bench-match kernel-counts bench-device
 
 corpus: $(VENV)/.corpus opencl
 	$(BIN)/python -m bench.corpus $(ARGS)
@@ -91,3 +92,10 @@ bench-match: $(VENV)/.corpus
 
 kernel-counts: $(VENV)/.corpus
 	$(BIN)/python -m bench.kernel_counts $(ARGS)
+
+PROFILE ?= pocl
+PACKS   := build/device
+
+bench-device: $(VENV)/.corpus opencl
+	$(BIN)/python -m bench.device prepare $(PACKS) --profile $(PROFILE) $(ARGS)
+	$(BIN)/python -m bench.device measure $(PACKS)

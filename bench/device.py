@@ -42,7 +42,7 @@ def class_of(label: str) -> str:
     return next((name for word, name in CLASSES.items() if word in label), "other")
 
 
-def prepare(folder: Path, networks: list[str], profile: str | None) -> None:
+def prepare(folder: Path, networks: list[str], profile: str | None, variants: list[str]) -> None:
     """Build every variant of every network into packs; what stock refuses is written down."""
     sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
     import networks as corpus  # type: ignore[import-not-found]
@@ -53,10 +53,11 @@ def prepare(folder: Path, networks: list[str], profile: str | None) -> None:
 
     folder.mkdir(parents=True, exist_ok=True)
     entries = corpus.corpus()
-    refused: dict[str, dict[str, str]] = {}
+    known = folder / "refused.json"
+    refused: dict[str, dict[str, str]] = json.loads(known.read_text()) if known.exists() else {}
     for network in networks:
         mod = corpus.import_network(entries[network])
-        for variant in VARIANTS:
+        for variant in variants:
             try:
                 manifest = build_variant(variant, mod, profile)
             except BuildError as error:
@@ -66,7 +67,7 @@ def prepare(folder: Path, networks: list[str], profile: str | None) -> None:
             meta = {"network": network, "variant": variant, "profile": profile}
             write_pack(manifest, folder / f"{network}.{variant}.json.gz", meta)
             print(f"{network} {variant}: {len(manifest.kernels)} kernels", flush=True)
-    (folder / "refused.json").write_text(json.dumps(refused, indent=1))
+    known.write_text(json.dumps(refused, indent=1))
 
 
 def measure(folder: Path, device: str | None, repeats: int) -> dict[str, Any]:
@@ -180,6 +181,7 @@ def main(argv: list[str] | None = None) -> int:
     build.add_argument("folder", type=Path)
     build.add_argument("networks", nargs="*", default=list(NETWORKS))
     build.add_argument("--profile", help="a device profile for our kernels")
+    build.add_argument("--variants", default=",".join(VARIANTS), help="which of " + ", ".join(VARIANTS))
     run = commands.add_parser("measure", help="time what was prepared")
     run.add_argument("folder", type=Path)
     run.add_argument("--device")
@@ -187,7 +189,7 @@ def main(argv: list[str] | None = None) -> int:
     run.add_argument("--json", type=Path)
     args = parser.parse_args(argv)
     if args.command == "prepare":
-        prepare(args.folder, args.networks, args.profile)
+        prepare(args.folder, args.networks, args.profile, args.variants.split(","))
         return 0
     result = measure(args.folder, args.device, args.repeats)
     if args.json:

@@ -45,7 +45,10 @@ def read_pack(path: Path, seed: int = 0) -> tuple[Manifest, dict[str, Any]]:
         data["name"],
         data["target"],
         dict_of(record(Function))(data["functions"], "functions"),
-        dict_of(record(Kernel))(data["kernels"], "kernels"),
+        {
+            name: Kernel(name, kernel["source"], tuple(kernel["args"]))
+            for name, kernel in data["kernels"].items()
+        },
         constants,
         dict_of(record(Tensor))(data["constant_tensors"], "constant_tensors"),
     )

@@ -32,6 +32,7 @@ from fusion_patterns.place.decide import composites_of, decide
 from fusion_patterns.place.needs import NotPacked, needs_of
 from fusion_patterns.reference import Reference
 from fusion_patterns.run import Device, Session, load
+from fusion_patterns.verification import verify
 
 X = (1, 8, 8, 8)
 W = (8, 8, 3, 3)
@@ -288,3 +289,12 @@ def test_the_same_kernels_and_manifest_under_any_hash_seed(tmp_path: Path) -> No
         saved.append((manifest, files))
     assert len(saved[0][1]) > 3
     assert saved[0] == saved[1]
+
+
+@pytest.mark.opencl
+def test_pooling_to_unequal_windows_is_bound_by_the_last_resort(opencl_device: Device) -> None:
+    mod = graph(lambda emit, x: emit(op.nn.adaptive_avg_pool2d(x, [5, 3])), [var("x", (1, 8, 13, 14))])
+    report = verify(mod, device=opencl_device.info.index)
+    assert report.ok
+    assert report.compiled.report.composites == {}
+    assert report.compiled.report.launches == 2

@@ -110,7 +110,7 @@ def test_where_sums_are_not_split_a_small_image_gets_small_tiles() -> None:
 
 
 def test_a_global_pool_shares_its_pixels_among_a_group() -> None:
-    assert choose_pool(Work((1, 6, 1, 1, 4)), 160 * 160, 256, SPLITTING) == Tile(1, 1, 1, (1, 1, 1), 128)
+    assert choose_pool(Work((1, 6, 1, 1, 4)), 160 * 160, 256, SPLITTING) == Tile(1, 1, 1, (1, 1, 1), 256)
     assert choose_pool(Work((1, 512, 1, 1, 4)), 49, 256, SPLITTING) == Tile(1, 1, 1, (2, 1, 1), 49)
     assert choose_pool(Work((1, 6, 1, 1, 4), even=True), 49, 256, SPLITTING).split == 1
     assert choose_pool(Work((1, 6, 1, 1, 4)), 49, 256, Tiles(split=1)).split == 1

@@ -80,6 +80,17 @@ def resized(method: str, mode: str, rounding: str, size: tuple[int, int]) -> Cal
     )
 
 
+def shuffled(groups: int) -> Any:
+    """A shuffle of channels between groups, as importers write it."""
+
+    def build(emit: Any, v: Any) -> Any:
+        n, c, h, w = (int(dim) for dim in v.ty.shape)
+        split = emit(op.reshape(v, (n, groups, c // groups, h, w)))
+        return emit(op.reshape(emit(op.permute_dims(split, [0, 2, 1, 3, 4])), (n, c, h, w)))
+
+    return build
+
+
 CASES: dict[str, dict[str, Callable[[], tvm.IRModule]]] = {
     "conv2d.chain": {
         "bias, silu": after(lambda e, x: epilogue(e, conv(e, x, 12, 3, **SAME), 12)),
@@ -188,6 +199,11 @@ CASES: dict[str, dict[str, Callable[[], tvm.IRModule]]] = {
         "channels of the front half, epilogue": between(
             lambda e, v: epilogue(e, e(op.strided_slice(v, axes=[1], begin=[0], end=[4])), 4)
         ),
+    },
+    "shuffle.chain": {
+        "two groups": between(shuffled(2), 8),
+        "three groups, epilogue": between(lambda e, v: epilogue(e, shuffled(3)(e, v), 12), 12),
+        "odd channels": between(shuffled(2), 6),
     },
     "elementwise.chain": {
         "the value has two users": between(lambda e, v: epilogue(e, e(op.tanh(v)), 8)),

@@ -28,7 +28,6 @@ from .scalars import scalar_expression
 __all__ = ["legalize_composites"]
 
 
-
 @dataclass(frozen=True)
 class _Value:
     """A tensor inside the composite: the variable that holds it, its layout and its source shape."""

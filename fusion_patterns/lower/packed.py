@@ -175,7 +175,7 @@ def channel_slice(data: Packed, begin: int, channels: int) -> te.Tensor:
 
 
 def shuffle(data: Packed, groups: int) -> te.Tensor:
-    """Channels shuffled between ``groups``: channel ``i * groups + j`` is channel ``j * (C / groups) + i`` of the data."""
+    """Channels shuffled between ``groups``: channel ``i groups + j`` is channel ``j (C / groups) + i`` of the data."""
     channels = data.shape[1]
 
     def gathered(b: Any, c: Any, y: Any, x: Any, lane: Any) -> Any:

@@ -20,7 +20,7 @@ from ..place.profiles import Tiles
 from .split import REDUCE, inside, split_sums
 from .tiles import DEFAULT, Tile, Work, choose_plain, choose_pool, choose_tile
 
-__all__ = ["KERNEL_ATTR", "PackedKernel", "schedule_packed"]
+__all__ = ["KERNEL_ATTR", "PackedKernel", "PlainLoops", "schedule_packed"]
 
 KERNEL_ATTR = "fusion_patterns.kernel"
 LANES = 4
@@ -48,6 +48,31 @@ class PackedKernel(ScheduleRule):  # type: ignore[misc]
             return None
         limit = int(target.attrs.get("max_threads_per_block", target.attrs.get("max_num_threads", 256)))
         return schedule_packed(func, limit, lanes_apart=self.lanes_apart, tiles=self.tiles)
+
+
+class PlainLoops(ScheduleRule):  # type: ignore[misc]
+    """The last resort for what no rule of TVM's schedules: a kernel for each stage, a thread for each of its results.
+
+    Pooling to windows of unequal size is such a case: its sums have bounds that change from window to window.
+    """
+
+    def apply(self, func: Any, target: Any, tunable: bool) -> Any:
+        """A schedule that binds the loops over results, and leaves everything inside as it is."""
+        if not isinstance(func, tirx.PrimFunc):
+            return None
+        sch = s_tir.Schedule(func)
+        for block in sch.get_child_blocks(sch.get_sblock("root")):
+            kinds = [int(v.iter_type) for v in sch.get(block).iter_vars]
+            loops = list(sch.get_loops(block))
+            results = [loop for loop, kind in zip(loops, kinds, strict=False) if kind != REDUCE]
+            if not results:
+                results = [sch.add_unit_loop(block)]
+            else:
+                sch.reorder(*results, *(loop for loop in loops if loop not in results))
+            outer, inner = sch.split(sch.fuse(*results), [None, 64])
+            sch.bind(outer, "blockIdx.x")
+            sch.bind(inner, "threadIdx.x")
+        return sch
 
 
 def schedule_packed(

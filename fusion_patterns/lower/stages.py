@@ -17,7 +17,7 @@ from ..place.decide import composites_of
 from ..place.profiles import Tiles
 from .kernels import LoweredFunc, first_line, lower_kernels
 from .legalize import legalize_composites, scope_of
-from .schedule import KERNEL_ATTR, PackedKernel
+from .schedule import KERNEL_ATTR, PackedKernel, PlainLoops
 from .tiles import DEFAULT
 
 __all__ = ["Lowered", "fuse", "lower", "schedule"]
@@ -172,7 +172,7 @@ def _lower_one(name: str, func: Any, target: Any, tiles: Tiles) -> tuple[Lowered
     if func.attrs and KERNEL_ATTR in func.attrs:
         attempts = [[PackedKernel(tiles=tiles)], [PackedKernel(lanes_apart=True, tiles=tiles)]]
     else:
-        attempts = [fallback_rules(), [dlight.gpu.Fallback()]]
+        attempts = [fallback_rules(), [dlight.gpu.Fallback()], [PlainLoops()]]
     fault = "no schedule rule fits"
     for rules in attempts:
         try:

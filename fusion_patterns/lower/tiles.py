@@ -76,8 +76,8 @@ def choose_plain(work: Work, max_threads: int, tiles: Tiles = DEFAULT) -> Tile:
 def choose_pool(work: Work, pixels: int, max_threads: int, tiles: Tiles = DEFAULT) -> Tile:
     """Global pooling: the pixels of a block of channels are shared by a group, if the device may split sums."""
     blocks = work.shape[1]
-    most = min(tiles.group, max_threads) if tiles.split > 1 and not work.even else 1
-    split = divisor(pixels, most)
+    # few channels, many pixels: the largest group that the target takes
+    split = divisor(pixels, max_threads if tiles.split > 1 and not work.even else 1)
     if split == 1:
         return choose_plain(work, max_threads, tiles)
     group = choose_group((blocks, 1, 1), max_threads // split, max(1, tiles.group // split))

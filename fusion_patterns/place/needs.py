@@ -207,12 +207,16 @@ def needs_of(func: Any) -> Needs:
 
 
 def _shuffle(reader: _Reader, number: int, call: Any, bindings: list[Any], name: str) -> None:
-    """Channels shuffled between groups: (N, G, C/G, H, W) -> (N, C/G, G, H, W), seen as (N, C, H, W) before and after."""
+    """Channels shuffled between groups: (N, G, C/G, H, W) -> (N, C/G, G, H, W), before and after (N, C, H, W)."""
     steps = [binding.value for binding in bindings[number : number + 3]]
     if op_name(call) == "relax.reshape" and call.args[0] in reader.number:
         shapes = [static_shape(step) for step in steps]
         source = static_shape(call.args[0])
-        if [op_name(step) for step in steps] == list(SHUFFLE_STEPS) and None not in shapes and source is not None:
+        if (
+            [op_name(step) for step in steps] == list(SHUFFLE_STEPS)
+            and None not in shapes
+            and source is not None
+        ):
             split = shapes[0]
             assert split is not None
             n, channels, height, width = source
@@ -222,7 +226,11 @@ def _shuffle(reader: _Reader, number: int, call: Any, bindings: list[Any], name:
             if regular and axes == [0, 2, 1, 3, 4]:
                 reader.read(number, 0, call.args[0], DATA, name)
                 return
-    elif number and op_name(bindings[number - 1].value) in SHUFFLE and call.args[0].same_as(bindings[number - 1].var):
+    elif (
+        number
+        and op_name(bindings[number - 1].value) in SHUFFLE
+        and call.args[0].same_as(bindings[number - 1].var)
+    ):
         return
     raise NotPacked("only a shuffle of channels between groups has a packed kernel", name)
 

@@ -136,22 +136,19 @@ class Case:
         return seen["held"], seen["vacuous"], None
 
 
-def cases(
-    table: Table, *, target: Any = None, device: str | None = None, numbers: bool = True
-) -> Iterator[Case]:
+def cases(table: Table, *, target: Any = None, device: str | None = None) -> Iterator[Case]:
     """All cases of a table; ``device`` runs modules on an OpenCL device as well ("" is the best one)."""
     for row in table.patterns:
         yield from _cases_of_row(row, table)
     for name, property_ in properties.OF_MODULES.items():
         yield Case(name, "", lambda: modules(table), _of_module(property_, table, target), 2)
-    if numbers:
-        yield Case(
-            "equivalence on the CPU",
-            "",
-            lambda: modules(table, tame=True),
-            lambda spec: properties.computes_the_same(spec, table),
-            10,
-        )
+    yield Case(
+        "equivalence on the CPU",
+        "",
+        lambda: modules(table, tame=True),
+        lambda spec: properties.computes_the_same(spec, table),
+        10,
+    )
     if device is not None:
         yield Case(
             "equivalence on a device",

@@ -1,7 +1,7 @@
 """Many generated modules through everything, resumable: ``python -m fusion_patterns.testing.fuzz``.
 
 Module number ``n`` follows from the seed and ``n`` alone. Every module is built, matched, outlined, placed
-and lowered to OpenCL C, and matches are checked for leaks; every fifth has all properties asked that need no
+and lowered to OpenCL C, and matches are checked for leaks; every second has all properties asked that need no
 run; every tenth runs on the CPU, and as many as asked for run on an OpenCL device. What is done is appended
 to a journal, a line for each module, so that a run that was interrupted goes on where it was.
 
@@ -38,7 +38,7 @@ from fusion_patterns.testing.variants import reduce
 
 __all__ = ["Plan", "Result", "main", "one", "summary"]
 
-ALL_PROPERTIES = 5
+ALL_PROPERTIES = 2
 """Every so many modules are asked for all properties."""
 ON_CPU = 10
 """Every so many modules run on the CPU."""

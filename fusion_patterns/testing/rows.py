@@ -144,7 +144,7 @@ def _profiles(key: _Key, broken: int | None) -> tuple[Profile, ...]:
     """The profiles in which a row has instances (or near misses): found once, by trying."""
     found = []
     for profile in _all_profiles(key.row, key.table):
-        for seed in range(12):
+        for seed in range(8):
             try:
                 instance = _Walk(key.row, key.table, seeded(seed), profile, broken).instance()
             except Infeasible:
