@@ -7,7 +7,7 @@
 #   make corpus     every real network: compile, run, verify; ARGS="--only 'tv_*' --jobs 2 --stock-compile"
 #   make bench-match, make kernel-counts    matching and kernel counts beside stock TVM's
 #   make fuzz       5,000 generated modules through everything, resumable; ARGS="--modules 600 --seed 1"
-#   make bench-device             times on an OpenCL device beside stock TVM; ARGS="tv_resnet18" PROFILE=pocl
+#   make bench-device             times on an OpenCL device beside stock TVM; ARGS="--networks tv_resnet18"
 #   make clean      remove what the other targets made
 
 SHELL  := /bin/bash

@@ -1,6 +1,6 @@
 """Times on an OpenCL device: ours beside stock TVM, one device, one run, event times, both sides interleaved.
 
-    python -m bench.device prepare FOLDER [--profile nvidia-opencl] [NETWORK ...]     needs TVM
+    python -m bench.device prepare FOLDER [--profile nvidia-opencl] [--networks A,B]   needs TVM
     python -m bench.device measure FOLDER [--device D] [--repeats 10] [--json FILE]   needs NumPy and pyopencl
 
 The figure of a network is the median over the repeats of the sum of all kernels' event times. Variants that stock can't
@@ -179,7 +179,9 @@ def main(argv: list[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     build = commands.add_parser("prepare", help="build all variants (needs TVM)")
     build.add_argument("folder", type=Path)
-    build.add_argument("networks", nargs="*", default=list(NETWORKS))
+    build.add_argument(
+        "--networks", default=",".join(NETWORKS), help="names from the corpus, with commas between"
+    )
     build.add_argument("--profile", help="a device profile for our kernels")
     build.add_argument("--variants", default=",".join(VARIANTS), help="which of " + ", ".join(VARIANTS))
     run = commands.add_parser("measure", help="time what was prepared")
@@ -189,7 +191,7 @@ def main(argv: list[str] | None = None) -> int:
     run.add_argument("--json", type=Path)
     args = parser.parse_args(argv)
     if args.command == "prepare":
-        prepare(args.folder, args.networks, args.profile, args.variants.split(","))
+        prepare(args.folder, args.networks.split(","), args.profile, args.variants.split(","))
         return 0
     result = measure(args.folder, args.device, args.repeats)
     if args.json:

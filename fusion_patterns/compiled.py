@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 import tvm
 
+from . import vm
 from .place import Placement
 from .report.summary import Report
 from .run import Manifest, Session, save
+from .table import Table
 
 __all__ = ["CompiledModule"]
 
@@ -32,6 +34,8 @@ class CompiledModule:
         source: tvm.IRModule,
         fused: tvm.IRModule,
         placement: Placement,
+        target: Any = None,
+        table: Table | None = None,
     ) -> None:
         manifest.meta.update(report.to_dict())
         self.manifest = manifest
@@ -39,6 +43,7 @@ class CompiledModule:
         self.source = source
         self.fused = fused
         self.placement = placement
+        self.target, self.table = target, table
         self._sessions: dict[str | None, Session] = {}
 
     @property
@@ -60,8 +65,15 @@ class CompiledModule:
         """Run on an OpenCL device that has images; ``device`` is a name or number, ``None`` the best one.
 
         ``inputs``: arrays by parameter name or in order, of the parameters' shapes and dtypes. Returns the results,
-        nested tuples flattened. Raises :class:`DeviceError`.
+        nested tuples flattened. ``device="tvm"`` runs on TVM's own OpenCL runtime and virtual machine, where TVM has
+        one. Raises :class:`DeviceError`.
         """
+        if device == vm.DEVICE:
+            from .compiler import pipeline  # the compiler makes this class
+
+            params = [str(param.name) for param in self.source[function].params]
+            named = inputs if isinstance(inputs, Mapping) else dict(zip(params, inputs, strict=True))
+            return vm.run_on_vm(self.source, self.target, pipeline(self.table), named, function)
         return self.session(device).run(inputs, function)
 
     def session(self, device: str | None = None) -> Session:

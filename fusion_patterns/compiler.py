@@ -239,7 +239,9 @@ class _Compilation:
         report: Report = summarise(
             self.plan, self.first_plan, self.normal, manifest, self.declined, self.seconds
         )
-        return CompiledModule(manifest, report, self.original, self.outlined, self.placement)
+        return CompiledModule(
+            manifest, report, self.original, self.outlined, self.placement, self.target, self.table
+        )
 
 
 def _stock(stage: str, run: Callable[[], tvm.IRModule]) -> tvm.IRModule:

@@ -47,7 +47,7 @@ class Reference:
         """
         func = self.mod[function]
         args = [self._argument(param.ty, str(param.name), inputs) for param in func.params]
-        return _flatten(self.vm[function](*args))
+        return flatten(self.vm[function](*args))
 
     def _argument(self, ty: Any, name: str, inputs: Mapping[str, Array]) -> Any:
         if isinstance(ty, relax.TensorType):
@@ -60,11 +60,11 @@ def is_primitive(func: Any) -> bool:
     return isinstance(func, relax.Function) and bool(func.attrs) and "Primitive" in func.attrs
 
 
-def _flatten(value: Any) -> list[Array]:
+def flatten(value: Any) -> list[Array]:
     if hasattr(value, "numpy"):
         return [value.numpy()]
     if isinstance(value, Sequence) or type(value).__name__ == "Array":
-        return [array for item in value for array in _flatten(item)]
+        return [array for item in value for array in flatten(item)]
     if type(value).__name__ in ("Shape", "ShapeTuple"):
         return [np.array([int(d) for d in value], dtype="int64")]
     raise BuildError(f"a result of type {type(value).__name__} can't be compared")

@@ -26,13 +26,14 @@ from fusion_patterns import (
     plan_fusion,
 )
 from fusion_patterns.compiler import as_target
-from fusion_patterns.errors import BuildError, TableError
+from fusion_patterns.errors import BuildError, DeviceError, TableError
 from fusion_patterns.lower.schedule import PackedKernel
 from fusion_patterns.place.decide import composites_of, decide
 from fusion_patterns.place.needs import NotPacked, needs_of
 from fusion_patterns.reference import Reference
 from fusion_patterns.run import Device, Session, load
 from fusion_patterns.verification import verify
+from fusion_patterns.vm import has_runtime
 
 X = (1, 8, 8, 8)
 W = (8, 8, 3, 3)
@@ -298,3 +299,35 @@ def test_pooling_to_unequal_windows_is_bound_by_the_last_resort(opencl_device: D
     assert report.ok
     assert report.compiled.report.composites == {}
     assert report.compiled.report.launches == 2
+
+
+def test_tvms_own_runtime_is_refused_with_a_sentence_where_there_is_none() -> None:
+    if has_runtime():
+        pytest.skip("TVM has an OpenCL runtime here")
+    mod = graph(lambda emit, x: emit(nn.relu(x)), [var("x", (1, 4, 2, 2))])
+    with pytest.raises(DeviceError, match="TVM has no OpenCL runtime here"):
+        compile_module(mod).run([np.zeros((1, 4, 2, 2), "float32")], device="tvm")
+
+
+@pytest.mark.parametrize("profile", ["adreno", "nvidia-opencl", "pocl", "generic"])
+@pytest.mark.parametrize("kernel", [1, 3])
+def test_every_profile_has_a_tile_for_every_size(profile: str, kernel: int) -> None:
+    """Sizes of real networks, with an epilogue that reads the sum once and one that reads it often."""
+    sizes = [7, 10, 13, 14, 20, 28, 40, 56]
+    variables = [
+        var(f"x{size}_{channels}", (1, channels, size, size)) for size in sizes for channels in (64, 130)
+    ]
+
+    def network_of(emit: Any, *inputs: Any) -> list[Any]:
+        results = []
+        for x in inputs:
+            channels = int(x.ty.shape[1])
+            sum_of = emit(nn.conv2d(x, weight((256, channels, kernel, kernel)), padding=[kernel // 2] * 2))
+            results.append(emit(nn.relu(sum_of)))
+            other = emit(nn.conv2d(x, weight((36, channels, kernel, kernel)), padding=[kernel // 2] * 2))
+            gated = emit(op.multiply(other, emit(op.sigmoid(other))))
+            results.append(emit(op.multiply(gated, emit(op.sigmoid(gated)))))
+        return results
+
+    report = compile_module(graph(network_of, variables), profile=profile).report
+    assert report.convs == {"total": 32, "covered": 32}

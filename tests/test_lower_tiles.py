@@ -97,12 +97,28 @@ def test_a_sum_is_split_evenly_and_a_group_holds_all_shares(
     tile = choose_tile(Work(shape, sums, even), max_threads, SPLITTING, shares=shares)
     threads = prod(tile.group) * tile.split
     assert shares % tile.split == 0
-    assert not even or tile.blocks * tile.columns % tile.split == 0
+    assert tile.split == 1 or not even or tile.is_even
     assert threads <= max_threads
     if tile.split > 1:
         assert shape[1] // tile.blocks % tile.group[0] == 0
         texels = threads * tile.blocks * tile.columns
         assert texels * sums * 16 <= SPLITTING.local_bytes
+
+
+@pytest.mark.parametrize(
+    ("group", "split", "wanted"),
+    [
+        ((1, 2, 7), 4, True),
+        ((1, 7, 7), 2, False),
+        ((2, 2, 7), 4, True),
+        ((1, 1, 7), 8, True),
+        ((1, 1, 7), 16, False),
+    ],
+)
+def test_threads_that_wrap_round_inside_a_row_are_not_even(
+    group: tuple[int, int, int], split: int, wanted: bool
+) -> None:
+    assert Tile(2, 1, 4, group, split).is_even == wanted
 
 
 def test_where_sums_are_not_split_a_small_image_gets_small_tiles() -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import prod
 from typing import Any
 
 from tvm import s_tir
@@ -50,9 +49,9 @@ def split_sums(
         shared = sch.cache_write(partial, 0, "local")
         sch.set_scope(shared, 0, "shared")
         parts.append(_Sum(total, partial, shared))
-    threads = threads_of(tile)
+    threads = tile.threads
     group, texels = _groups(sch, last, tile)
-    if prod(tile.group) * tile.blocks * tile.rows * tile.columns % threads:
+    if not tile.is_even:
         # a guard would hide from TVM what a block inside it needs: the sums get a stage of their own, and all stages
         # are placed before the result's loops are cut
         for part in parts:
@@ -73,14 +72,9 @@ def split_sums(
     return [(part.partial, loop) for part, loop in zip(parts, loops, strict=True)]
 
 
-def threads_of(tile: Tile) -> int:
-    """Work items of a group."""
-    return tile.split * tile.group[0] * tile.group[1] * tile.group[2]
-
-
 def _groups(sch: s_tir.Schedule, last: Any, tile: Tile) -> tuple[Any, list[Any]]:
     """Cut the result into groups; returns the innermost loop over groups, and the loops over a group's texels."""
-    extents = [g * t for g, t in zip(tile.group, (tile.blocks, tile.rows, tile.columns), strict=True)]
+    extents = tile.extents
     n, c, y, x, lane = sch.get_loops(last)
     c, c_in = sch.split(c, [None, extents[0]])
     y, y_in = sch.split(y, [None, extents[1]])

@@ -43,6 +43,29 @@ class Tile:
     group: tuple[int, int, int]
     split: int = 1
 
+    @property
+    def threads(self) -> int:
+        """Work items of a group."""
+        return self.split * prod(self.group)
+
+    @property
+    def extents(self) -> tuple[int, int, int]:
+        """Blocks, rows and columns that a group computes."""
+        return self.group[0] * self.blocks, self.group[1] * self.rows, self.group[2] * self.columns
+
+    @property
+    def is_even(self) -> bool:
+        """Whether the group's threads, told off texel by texel, each get equally many, a round number of rows apart.
+
+        TVM sees what a block inside such a loop needs; it does not where threads wrap round inside a row.
+        """
+        threads = self.threads
+        for extent in reversed(self.extents):
+            if threads % extent:
+                return extent % threads == 0
+            threads //= extent
+        return threads == 1
+
 
 def divisor(number: int, limit: int) -> int:
     """The largest divisor of ``number`` that is at most ``limit``."""
@@ -144,7 +167,8 @@ def _tile(work: Work, tile: tuple[int, int], split: int, max_threads: int, tiles
     x = divisor(extent[2], min(16, most))
     y = divisor(extent[1], min(most, 2 * wanted) // x)
     z = divisor(extent[0], min(min(wanted, most) // (x * y), MOST_DEEP))
-    return Tile(b, 1, c, (z, y, x), split)
+    cut = Tile(b, 1, c, (z, y, x), split)
+    return cut if cut.is_even or not work.even else _tile(work, tile, 1, max_threads, tiles)
 
 
 def choose_group(extent: tuple[int, int, int], max_threads: int, wanted: int = 64) -> tuple[int, int, int]:
