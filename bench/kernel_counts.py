@@ -146,9 +146,9 @@ def render(counts: list[Count]) -> str:
         "kernels on the device, layout conversions included. *stock*: launches after its LegalizeOps, FuseOps and "
         "FuseTIR on the module as imported; *inference form*: the same after our normalisation; *by pattern*: "
         "there, after `FuseOpsByPattern` took the words that our table finds, with its check for values that "
-        "leave. Stock counts a group as one launch also where a GPU needs several kernels for it, such as a gate "
-        "that is computed first and then multiplied; *on the device* are the kernels that those of *inference "
-        "form* become once they are scheduled. They read and write buffers, so stock needs no conversions.\n",
+        "leave. A launch of stock's may become several kernels on a GPU; *on the device* are the kernels that "
+        "those of *inference form* are once they are scheduled. They read and write buffers, so stock needs no "
+        "conversions.\n",
         table(header, rows),
         f"Fewer than the fewest of stock's launches on {fewer} of {len(counts)}, fewer than its kernels on the "
         f"device on {below}.\n",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,11 +13,11 @@ from . import vm
 from .place import Placement
 from .report.summary import Report
 from .run import Manifest, Session, save
-from .table import Table
 
 __all__ = ["CompiledModule"]
 
 Array = np.ndarray[Any, Any]
+OnVM = Callable[[Mapping[str, Array], str], list[Array]]
 
 
 class CompiledModule:
@@ -25,6 +25,7 @@ class CompiledModule:
 
     ``report``: the figures. ``manifest``: the run as data. ``placement``: the form of every tensor. ``source``: the
     module that was compiled. ``fused``: the same module with composites, in its own layout.
+    ``on_vm`` runs the module on TVM's own runtime (:mod:`.vm`).
     """
 
     def __init__(
@@ -34,8 +35,7 @@ class CompiledModule:
         source: tvm.IRModule,
         fused: tvm.IRModule,
         placement: Placement,
-        target: Any = None,
-        table: Table | None = None,
+        on_vm: OnVM,
     ) -> None:
         manifest.meta.update(report.to_dict())
         self.manifest = manifest
@@ -43,7 +43,7 @@ class CompiledModule:
         self.source = source
         self.fused = fused
         self.placement = placement
-        self.target, self.table = target, table
+        self._on_vm = on_vm
         self._sessions: dict[str | None, Session] = {}
 
     @property
@@ -69,11 +69,9 @@ class CompiledModule:
         one. Raises :class:`DeviceError`.
         """
         if device == vm.DEVICE:
-            from .compiler import pipeline  # the compiler makes this class
-
             params = [str(param.name) for param in self.source[function].params]
             named = inputs if isinstance(inputs, Mapping) else dict(zip(params, inputs, strict=True))
-            return vm.run_on_vm(self.source, self.target, pipeline(self.table), named, function)
+            return self._on_vm(named, function)
         return self.session(device).run(inputs, function)
 
     def session(self, device: str | None = None) -> Session:

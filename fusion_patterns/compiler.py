@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,7 +18,7 @@ import tvm
 from tvm import relax
 
 from . import tvm_compat
-from .compiled import CompiledModule
+from .compiled import Array, CompiledModule
 from .dispatch import bind_kernels, check_kernels
 from .errors import BuildError, FusionPatternsError
 from .lower.build import build_manifest
@@ -32,6 +32,7 @@ from .place import Placement, decide, place
 from .place.profiles import load_profile, profile_for
 from .report.summary import Declined, Report, summarise
 from .table import Table, load_table
+from .vm import run_on_vm
 
 __all__ = [
     "ApplyPatterns",
@@ -239,9 +240,11 @@ class _Compilation:
         report: Report = summarise(
             self.plan, self.first_plan, self.normal, manifest, self.declined, self.seconds
         )
-        return CompiledModule(
-            manifest, report, self.original, self.outlined, self.placement, self.target, self.table
-        )
+        return CompiledModule(manifest, report, self.original, self.outlined, self.placement, self._on_vm)
+
+    def _on_vm(self, inputs: Mapping[str, Array], function: str) -> list[Array]:
+        """Build the same module for TVM's own runtime and run it there."""
+        return run_on_vm(self.original, self.target, pipeline(self.table), inputs, function)
 
 
 def _stock(stage: str, run: Callable[[], tvm.IRModule]) -> tvm.IRModule:

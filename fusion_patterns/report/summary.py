@@ -76,13 +76,19 @@ def summarise(
     for function, var in convolutions(normal):
         report.convs["total"] += 1
         report.convs["covered"] += (function, var) in taken
-    report.declined = refused + [
-        Declined(d.row, d.culprit or d.anchor, d.reason, d.where) for d in first.declined()
-    ]
+    report.declined = refused + list(_declined(first))
     report.kernels = len(manifest.kernels)
     for name in entry_points(manifest):
         _count(manifest, name, report)
     return report
+
+
+def _declined(plan: FusionPlan) -> Iterator[Declined]:
+    """What is worth telling: not that a row for other convolutions did not take one that its own row took."""
+    takers = {(match.function, str(match.anchor.name)): match.row.name for match in plan.matches}
+    for decision in plan.declined():
+        if takers.get((decision.function, decision.anchor), decision.row) == decision.row:
+            yield Declined(decision.row, decision.culprit or decision.anchor, decision.reason, decision.where)
 
 
 def convolutions(mod: tvm.IRModule) -> Iterator[tuple[str, Any]]:
