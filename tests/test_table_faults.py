@@ -507,8 +507,8 @@ FAULTS = [
     ),
     pytest.param(
         row("where: [{that: data.groups == 1}]"),
-        "7:20: row 'r', condition 1: 'data.groups' is not known: a tensor has `shape` and dimensions "
-        "such as `data.C`",
+        "7:20: row 'r', condition 1: 'data.groups' is not known: a tensor has `shape`, `uses` and "
+        "dimensions such as `data.C`",
         id="that tensor field",
     ),
     pytest.param(

@@ -315,16 +315,26 @@ class Operands:
             "nn.softplus": lambda: {"beta": self._attr(label, "beta", (1.0,))},
             "astype": lambda: {"dtype": self._attr(label, "dtype", ("float32", "float16"))},
             "nn.pad": lambda: {"pad_width": [0, 0] * (rank - 1) + [1, 1]},
-            "permute_dims": lambda: {"axes": list(range(rank))[::-1]},
+            "permute_dims": lambda: {
+                "axes": list(self._attr(label, "axes", (tuple(range(rank))[::-1], (0, 2, 1, 3, 4)[:rank])))
+            },
             "flip": lambda: {"axis": rank - 1},
             "expand_dims": lambda: {"axis": 0},
-            "reshape": lambda: {"shape": [*shape, 1]},
+            "reshape": lambda: {"shape": self._reshaped(shape)},
         }
         if op in simple:
             return simple[op]()
         if OPS[op].kind is Kind.UNARY or op in ("flatten", "nn.batch_flatten"):
             return {}
         raise Infeasible(f"no attributes for {op}")
+
+    def _reshaped(self, shape: Shape) -> list[Dim]:
+        """Channels split into two groups, or two axes of them joined again; else one more axis."""
+        if len(shape) == 4 and isinstance(shape[1], int) and shape[1] % 2 == 0:
+            return [shape[0], 2, shape[1] // 2, *shape[2:]]
+        if len(shape) == 5 and isinstance(shape[1], int) and isinstance(shape[2], int):
+            return [shape[0], shape[1] * shape[2], *shape[3:]]
+        return [*shape, 1]
 
     def _pooling(self, op: str, label: str, layout: str) -> dict[str, Any]:
         dims = int(op[-2])

@@ -205,6 +205,12 @@ def _resize(operands: Sequence[Type], attrs: Attrs) -> Type:
     return Type(tuple(named[axis] for axis in layout), dtype)
 
 
+def _permute(operands: Sequence[Type], attrs: Attrs) -> Type:
+    shape, dtype = operands[0]
+    _require(sorted(attrs["axes"]) == list(range(len(shape))), "axes of permute_dims")
+    return Type(tuple(shape[axis] for axis in attrs["axes"]), dtype)
+
+
 def _flat(operands: Sequence[Type], attrs: Attrs) -> Type:
     shape, dtype = operands[0]
     return Type((prod(map(_number, shape)),), dtype)
@@ -226,9 +232,7 @@ _RULES: dict[str, Callable[[Sequence[Type], Attrs], Type]] = {
     "flatten": _flat,
     "nn.batch_flatten": _batch_flat,
     "flip": lambda operands, attrs: operands[0],
-    "permute_dims": lambda operands, attrs: Type(
-        tuple(operands[0].shape[axis] for axis in attrs["axes"]), operands[0].dtype
-    ),
+    "permute_dims": _permute,
     "reshape": lambda operands, attrs: Type(tuple(attrs["shape"]), operands[0].dtype),
     "expand_dims": lambda operands, attrs: Type((1, *operands[0].shape), operands[0].dtype),
 }
