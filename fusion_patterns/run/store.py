@@ -12,6 +12,8 @@ import os
 import secrets
 import shutil
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -41,23 +43,42 @@ def save(manifest: Manifest, folder: str | os.PathLike[str]) -> None:
     """
     check(manifest)
     target = Path(folder).resolve()
-    check_folder(target)
     target.parent.mkdir(parents=True, exist_ok=True)
+    with _alone(target.parent):
+        check_folder(target)
     mark = secrets.token_hex(4)
     fresh, aside = (target.with_name(f".{target.name}.{mark}.{kind}") for kind in ("new", "old"))
     try:
         _write(manifest, fresh)
-        if target.exists():
-            target.rename(aside)
-        try:
-            fresh.rename(target)
-        except BaseException:
-            if aside.exists():
-                aside.rename(target)
-            raise
+        with _alone(target.parent):
+            check_folder(target)
+            if target.exists():
+                target.rename(aside)
+            try:
+                fresh.rename(target)
+            except BaseException:
+                if aside.exists():
+                    aside.rename(target)
+                raise
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
         shutil.rmtree(aside, ignore_errors=True)
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Only one process at a time looks at a folder's modules and changes them; where locks are, on Unix."""
+    try:
+        import fcntl
+    except ImportError:
+        yield
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)  # this gives the lock back as well
 
 
 def check_folder(folder: str | os.PathLike[str]) -> None:
