@@ -24,12 +24,12 @@ from .errors import BuildError, FusionPatternsError
 from .lower.build import build_manifest
 from .lower.kernels import first_line
 from .lower.normalise import normalise
-from .lower.stages import Lowered, fuse, lower, schedule
+from .lower.stages import Lowered, fuse, lower, with_schedules
 from .match import FusionPlan
 from .match import plan_fusion as match_plan
 from .outline import outline
 from .place import Placement, decide, place
-from .place.profiles import load_profile, profile_for
+from .place.profiles import Profile, load_profile, profile_for
 from .report.summary import Declined, Report, summarise
 from .table import Table, load_table
 from .vm import run_on_vm
@@ -44,6 +44,7 @@ __all__ = [
 ]
 
 TableLike = Table | str | os.PathLike[str] | None
+ProfileLike = Profile | str | os.PathLike[str] | None
 DEFAULT_TARGET = "qcom/adreno-opencl-texture"
 Progress = Callable[[str], None]
 
@@ -99,7 +100,7 @@ def ApplyPatterns(table: TableLike = None) -> Any:
     return run
 
 
-def pipeline(table: TableLike = None) -> Any:
+def pipeline(table: TableLike = None, *, profile: ProfileLike = None) -> Any:
     """A Relax pipeline for ``relax.build(mod, target, relax_pipeline=pipeline(table))``.
 
     Fuses, places, schedules, and lowers to what TVM's VM runs. The target is the current one or the one that
@@ -111,9 +112,9 @@ def pipeline(table: TableLike = None) -> Any:
     @tvm.transform.module_pass(opt_level=0, name="fusion_patterns.pipeline")  # type: ignore[untyped-decorator]
     def run(mod: tvm.IRModule, ctx: Any) -> tvm.IRModule:
         target = as_target(tvm.target.Target.current(allow_none=True))
-        work = _Compilation(mod, loaded, target, None).kernels()
+        work = _Compilation(mod, loaded, target, None, profile).kernels()
+        fused = with_schedules(work.fused, work.lowered)
         with target:
-            fused = schedule(work.fused, target, work.profile.tiles)
             # stock's RewriteDataflowReshape is left out: it makes buffers of textures
             passes = [
                 relax.transform.ToNonDataflow(),
@@ -131,7 +132,7 @@ def compile_module(
     target: Any = None,
     table: TableLike = None,
     *,
-    profile: str | os.PathLike[str] | None = None,
+    profile: ProfileLike = None,
     name: str = "module",
     progress: Progress | None = None,
 ) -> CompiledModule:
@@ -157,11 +158,14 @@ class _Compilation:
         table: Table,
         target: Any,
         progress: Progress | None,
-        profile: str | os.PathLike[str] | None = None,
+        profile: ProfileLike = None,
     ) -> None:
         check_kernels(table)
         self.original, self.table, self.target, self.progress = mod, table, target, progress
-        self.profile = load_profile(profile) if profile is not None else profile_for(target)
+        if isinstance(profile, Profile):
+            self.profile = profile
+        else:
+            self.profile = profile_for(target) if profile is None else load_profile(profile)
         self.seconds: dict[str, float] = {}
         self.declined: list[Declined] = []
         self.cache: dict[Any, Any] = {}
@@ -244,7 +248,8 @@ class _Compilation:
 
     def _on_vm(self, inputs: Mapping[str, Array], function: str) -> list[Array]:
         """Build the same module for TVM's own runtime and run it there."""
-        return run_on_vm(self.original, self.target, pipeline(self.table), inputs, function)
+        passes = pipeline(self.table, profile=self.profile)
+        return run_on_vm(self.original, self.target, passes, inputs, function)
 
 
 def _stock(stage: str, run: Callable[[], tvm.IRModule]) -> tvm.IRModule:

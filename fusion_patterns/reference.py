@@ -11,7 +11,7 @@ from tvm import relax
 
 from .errors import BuildError
 from .lower.kernels import first_line
-from .place.needs import op_name
+from .lower.stages import calls_of
 
 __all__ = ["Reference", "stock_launches"]
 
@@ -84,13 +84,4 @@ def stock_launches(mod: tvm.IRModule) -> int:
     ]
     with tvm.target.Target("llvm"):
         mod = tvm.transform.Sequential(passes)(mod)
-    count = 0
-
-    def visit(expr: Any) -> None:
-        nonlocal count
-        count += isinstance(expr, relax.Call) and op_name(expr) == "relax.call_tir"
-
-    for func in mod.functions.values():
-        if isinstance(func, relax.Function):
-            relax.analysis.post_order_visit(func, visit)
-    return count
+    return len(calls_of(mod))

@@ -331,3 +331,19 @@ def test_every_profile_has_a_tile_for_every_size(profile: str, kernel: int) -> N
 
     report = compile_module(graph(network_of, variables), profile=profile).report
     assert report.convs == {"total": 32, "covered": 32}
+
+
+def test_relax_build_takes_the_schedules_that_were_checked() -> None:
+    """Epilogues that can't be vectorized, windows of unequal size, and names that C does not know."""
+
+    def build(emit: Any, x: Any) -> Any:
+        gelu = emit(nn.gelu(emit(nn.conv2d(x, weight(W), padding=[1, 1]))))
+        return emit(nn.adaptive_avg_pool2d(gelu, [5, 3]))
+
+    mod = graph(build, [var("gpu_0/data:0", X)])
+    built = relax.build(mod, as_target(), relax_pipeline=pipeline())
+    source = opencl(built.mod)
+    kernels = compile_module(mod).kernels
+    assert len(kernels) == 5
+    for kernel in kernels.values():
+        assert kernel[kernel.rindex("__kernel") :].strip() in source

@@ -20,7 +20,7 @@ from ..place.needs import op_name
 from ..run import manifest as m
 from .dims import dim, symbols
 from .kernels import LoweredFunc
-from .legalize import scope_of
+from .legalize import scope_of, scope_of_type
 
 __all__ = ["build_manifest"]
 
@@ -120,7 +120,7 @@ class _Function:
     def _tensor(self, ty: Any, value: str) -> m.Tensor:
         if ty.shape is None or not hasattr(ty.shape, "values"):
             raise self._fail("its shape is not known before the run", value)
-        scope = str(ty.vdevice.memory_scope) if ty.vdevice is not None else m.BUFFER
+        scope = scope_of_type(ty)
         try:
             return m.Tensor(tuple(dim(d) for d in ty.shape.values), str(ty.dtype), scope)
         except ValueError as error:

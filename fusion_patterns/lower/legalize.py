@@ -218,7 +218,12 @@ _EMITTERS: dict[str, _Emitter] = {
 
 def scope_of(expr: Any) -> str:
     """The memory scope that an expression's type states."""
-    device = getattr(expr.ty, "vdevice", None)
+    return scope_of_type(expr.ty)
+
+
+def scope_of_type(ty: Any) -> str:
+    """The memory scope that a tensor type states."""
+    device = getattr(ty, "vdevice", None)
     return str(device.memory_scope) if device is not None else "global"
 
 

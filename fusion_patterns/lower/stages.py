@@ -15,12 +15,12 @@ from tvm_ffi import structural_equal, structural_hash
 
 from ..place.decide import composites_of
 from ..place.profiles import Tiles
-from .kernels import LoweredFunc, first_line, lower_kernels
-from .legalize import legalize_composites, scope_of
+from .kernels import LoweredFunc, first_line, lower_kernels, with_c_names
+from .legalize import legalize_composites, scope_of, scope_of_type
 from .schedule import KERNEL_ATTR, PackedKernel, PlainLoops
 from .tiles import DEFAULT
 
-__all__ = ["Lowered", "fuse", "lower", "schedule"]
+__all__ = ["Lowered", "fuse", "lower", "with_schedules"]
 
 ROW_ATTR = "fusion_patterns.row"
 
@@ -92,17 +92,6 @@ class _Views(relax.PyExprMutator):  # type: ignore[misc]
         return relax.op.reshape(source, out.shape) if self.known[name] else call
 
 
-def schedule(mod: tvm.IRModule, target: Any, tiles: Tiles = DEFAULT) -> tvm.IRModule:
-    """Schedule every PrimFunc: packed kernels by our rule, the rest by stock dlight, in plain buffers."""
-    with target:
-        return tvm.transform.Sequential(
-            [
-                dlight.ApplyDefaultSchedule(PackedKernel(tiles=tiles)),
-                dlight.ApplyDefaultSchedule(*fallback_rules()),
-            ]
-        )(mod)
-
-
 def fallback_rules() -> list[Any]:
     """The rules that TVM's Adreno pipeline uses for what is not in texture."""
     return [dlight.gpu.Reduction(), dlight.gpu.GeneralReduction(), dlight.gpu.Fallback()]
@@ -112,14 +101,14 @@ def fallback_rules() -> list[Any]:
 class Lowered:
     """The kernels of a module.
 
-    ``funcs``: by PrimFunc name. ``labels``: the row (or the PrimFunc's name) by PrimFunc name. ``faults``: PrimFuncs
-    that must not or can't be built, with the reason. ``distinct``: how many PrimFuncs really were lowered.
+    ``funcs``: by PrimFunc name. ``scheduled``: the PrimFuncs that they were lowered from. ``labels``: the row (or the
+    PrimFunc's name) by PrimFunc name. ``faults``: PrimFuncs that must not or can't be built, with the reason.
     """
 
     funcs: dict[str, LoweredFunc] = field(default_factory=dict)
+    scheduled: dict[str, Any] = field(default_factory=dict)
     labels: dict[str, str] = field(default_factory=dict)
     faults: dict[str, str] = field(default_factory=dict)
-    distinct: int = 0
 
 
 def lower(
@@ -148,13 +137,19 @@ def lower(
             kernel = _unused(name, {taken for entries in store.values() for _, _, taken in entries})
             known = _lower_one(kernel, func, target, tiles)
             store.setdefault(key, []).append((func, known, kernel))
-            result.distinct += 1
-        lowered, fault = known
-        if lowered is None:
-            result.faults[name] = fault or "it can't be lowered"
+        if isinstance(known, str):
+            result.faults[name] = known
         else:
-            result.funcs[name] = lowered
+            result.funcs[name], result.scheduled[name] = known
     return result
+
+
+def with_schedules(fused: tvm.IRModule, lowered: Lowered) -> tvm.IRModule:
+    """The fused module with the schedules that its kernels were lowered with."""
+    out = fused.clone()
+    for name, func in lowered.scheduled.items():
+        out[out.get_global_var(name)] = func
+    return out
 
 
 def _unused(name: str, taken: set[str]) -> str:
@@ -165,9 +160,12 @@ def _unused(name: str, taken: set[str]) -> str:
     return own
 
 
-def _lower_one(name: str, func: Any, target: Any, tiles: Tiles) -> tuple[LoweredFunc | None, str | None]:
-    """Schedule and lower one PrimFunc: by our rule, or by dlight's rules, the plainest last."""
-    name = name.replace(".", "_")
+def _lower_one(name: str, func: Any, target: Any, tiles: Tiles) -> tuple[LoweredFunc, Any] | str:
+    """Schedule and lower one PrimFunc: by our rule, or by dlight's rules, the plainest last.
+
+    Returns the kernels and the scheduled PrimFunc, or why there are none.
+    """
+    name, func = name.replace(".", "_"), with_c_names(func)
     attempts: Iterable[list[Any]]
     if func.attrs and KERNEL_ATTR in func.attrs:
         attempts = [[PackedKernel(tiles=tiles)], [PackedKernel(lanes_apart=True, tiles=tiles)]]
@@ -183,9 +181,9 @@ def _lower_one(name: str, func: Any, target: Any, tiles: Tiles) -> tuple[Lowered
             continue
         done, faults = lower_kernels({name: mod[name]}, target)
         if name in done:
-            return done[name], None
+            return done[name], mod[name]
         fault = faults[name]
-    return None, fault
+    return fault
 
 
 def calls_of(mod: tvm.IRModule) -> list[Any]:
@@ -213,9 +211,3 @@ def call_site_fault(calls: list[Any], func: Any) -> str | None:
             if (own or "global") != scope:
                 return f"parameter `{param.name}` is in {own}, its call passes {scope}"
     return None
-
-
-def scope_of_type(ty: Any) -> str:
-    """The memory scope that a tensor type states."""
-    device = getattr(ty, "vdevice", None)
-    return str(device.memory_scope) if device is not None else "global"

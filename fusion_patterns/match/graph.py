@@ -178,11 +178,6 @@ class Graph:
                 counts[key] = counts.get(key, 0) + 1
         return counts
 
-    def is_alias_of(self, value: Value) -> Value | None:
-        """Returns the value that ``value`` is only another name of, if it is one."""
-        key = value.var.__chandle__()
-        return self.value_of(value.var) if key in self.aliases else None
-
 
 def read_module(mod: IRModule) -> tuple[list[Graph], list[str]]:
     """Returns a graph for each function that may be fused, and the names of the composites it has already."""

@@ -15,7 +15,6 @@ from ..errors import FusionPatternsError, ManifestError
 from .manifest import STORAGE, Array, Dim, Function, Tensor, TensorTree
 
 Symbols: TypeAlias = dict[str, int]
-ArrayTree: TypeAlias = "Array | tuple[ArrayTree, ...]"
 
 MAX_EXPRESSION = 1000
 """Longest expression, in characters: real ones have a few dozen; a limit keeps the parser's stack safe."""
