@@ -1,4 +1,4 @@
-"""The command line: ``fusion-patterns apply | build | run | verify | explain | tables | check | demo``.
+"""The command line: ``fusion-patterns apply | build | run | verify | explain | tune | tables | check | demo``.
 
 Results go to standard output (``--json``: one document, nothing else), progress and errors to standard
 error. The exit code is 0 only if all went well: 1 after an error or when the numbers differ, 2 when the
@@ -23,6 +23,7 @@ import typer
 import fusion_patterns as fp
 from fusion_patterns.cli_check import check
 from fusion_patterns.cli_terminal import TRACEBACK, Say, explain_error, progress, show, write_whole
+from fusion_patterns.cli_tune import tune
 from fusion_patterns.errors import FusionPatternsError, ModelError
 
 if TYPE_CHECKING:
@@ -58,6 +59,14 @@ Symbols = Annotated[
 TableName = Annotated[
     str | None,
     typer.Option("--table", metavar="PATH|NAME", help="Pattern table; left out, the built-in one."),
+]
+DeviceProfile = Annotated[
+    str | None,
+    typer.Option(
+        "--profile",
+        metavar="NAME|FILE.yaml",
+        help="Device profile, such as tune writes; left out, the target's.",
+    ),
 ]
 Target = Annotated[
     str | None,
@@ -132,15 +141,20 @@ def build(
     bind: Symbols = None,
     table: TableName = None,
     target: Target = None,
+    profile: DeviceProfile = None,
     as_json: Json = False,
 ) -> None:
     """Compile a model to a folder that runs on any OpenCL device with images, without TVM."""
+    from fusion_patterns.place.profiles import load_profile
     from fusion_patterns.run import check_folder
 
     check_folder(output)
+    chosen = load_profile(profile) if profile else None
     with progress(silent=as_json) as say:
         job = _read(model, shape, bind, table, target, say)
-        compiled = fp.compile_module(job.mod, job.target, job.table, name=job.name, progress=say)
+        compiled = fp.compile_module(
+            job.mod, job.target, job.table, profile=chosen, name=job.name, progress=say
+        )
         say(f"writing {output}")
         compiled.save(output)
     from fusion_patterns.report import render_report
@@ -252,6 +266,9 @@ def explain(
         explanation = fp.explain(job.mod, job.table, job.target)
         text, data = explanation.tell(tensor)
     show(text, data, as_json=as_json)
+
+
+app.command()(tune)
 
 
 @app.command()

@@ -19,7 +19,7 @@ from tvm import relax
 
 from . import tvm_compat
 from .compiled import Array, CompiledModule
-from .dispatch import bind_kernels, check_kernels
+from .dispatch import bind_kernels, check_kernels, registered_kernels
 from .errors import BuildError, FusionPatternsError
 from .lower.build import build_manifest
 from .lower.kernels import first_line
@@ -38,6 +38,7 @@ __all__ = [
     "ApplyPatterns",
     "apply_patterns",
     "as_target",
+    "compile_kernels",
     "compile_module",
     "pipeline",
     "plan_fusion",
@@ -149,6 +150,23 @@ def compile_module(
     return work.finish(name)
 
 
+def compile_kernels(
+    mod: tvm.IRModule,
+    target: Any = None,
+    table: TableLike = None,
+    *,
+    profile: ProfileLike = None,
+    progress: Progress | None = None,
+) -> tuple[tvm.IRModule, Lowered]:
+    """The way up to the kernels: the fused module, whose PrimFuncs are not scheduled yet, and its kernels by PrimFunc.
+
+    Parameters and errors as of :func:`compile_module`.
+    """
+    tvm_compat.prepare()
+    work = _Compilation(mod, load_table(table), as_target(target), progress, profile).kernels()
+    return work.fused, work.lowered
+
+
 class _Compilation:
     """One module on its way, with the time that each stage took."""
 
@@ -204,7 +222,9 @@ class _Compilation:
         with self.stage("outline"):
             self.outlined = outline(self.normal, self.plan)
         with self.stage("place"):
-            self.placement = decide(self.outlined, self.target, self.profile)
+            self.placement = decide(
+                self.outlined, self.target, self.profile, packed_only=registered_kernels()
+            )
             if self.placement.refused:
                 return self.placement.refused
             placed, self.placement = place(self.outlined, self.target, self.placement)
@@ -212,7 +232,8 @@ class _Compilation:
         with self.stage("legalize and fuse"), self.target:
             self.fused = _stock("legalize and fuse", lambda: fuse(placed))
         with self.stage("schedule and lower"):
-            self.lowered = lower(self.fused, self.target, self.cache, tiles=self.profile.tiles)
+            tiles, tuned = self.profile.tiles, self.profile.tuned
+            self.lowered = lower(self.fused, self.target, self.cache, tiles=tiles, tuned=tuned)
         ours = {name: reason for name, reason in self.lowered.faults.items() if name in self.placement.needs}
         if ours:
             return {name: (reason, name) for name, reason in ours.items()}
@@ -230,7 +251,12 @@ class _Compilation:
             self.declined.append(
                 Declined(match.row.name, culprit or match.outputs[0].name, reason, str(match.row.origin))
             )
-        self.plan = self.plan.without(refused)
+        self.plan = self.plan.instead({name: culprit for name, (_, culprit) in refused.items()})
+
+    def left_aside(self) -> dict[str, str]:
+        """The kernels whose measured tile was not used, with the reason, by row and name."""
+        reasons = self.lowered.tuned.items()
+        return {f"{self.lowered.labels[name]} {name}": reason for name, reason in reasons if reason}
 
     def finish(self, name: str) -> CompiledModule:
         with self.stage("manifest"):
@@ -244,6 +270,8 @@ class _Compilation:
         report: Report = summarise(
             self.plan, self.first_plan, self.normal, manifest, self.declined, self.seconds
         )
+        report.tuned = len(self.lowered.tuned)
+        report.tuned_left_aside = self.left_aside()
         return CompiledModule(manifest, report, self.original, self.outlined, self.placement, self._on_vm)
 
     def _on_vm(self, inputs: Mapping[str, Array], function: str) -> list[Array]:

@@ -40,6 +40,7 @@ __all__ = [
     "kernel_builder",
     "lowered_conversions",
     "register_kernel",
+    "registered_kernels",
     "replace_composites",
     "unregister_kernel",
 ]
@@ -113,6 +114,11 @@ def unregister_kernel(name: str) -> None:
 def _built_in_names() -> set[str]:
     """The kernel names of the built-in tables: they all mean the kernels that this package makes."""
     return {row.kernel for name in builtin_names() for row in load_table(name).patterns if row.kernel}
+
+
+def registered_kernels() -> frozenset[str]:
+    """The names of the registered kernels, which read and write packed tensors."""
+    return frozenset(_REGISTERED)
 
 
 def check_kernels(table: Table) -> None:

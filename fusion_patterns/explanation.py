@@ -10,6 +10,7 @@ import tvm
 
 from . import tvm_compat
 from .compiler import TableLike, as_target
+from .dispatch import registered_kernels
 from .errors import FusionPatternsError
 from .lower.normalise import normalise
 from .match import plan_fusion as match_plan
@@ -36,7 +37,13 @@ def explain(
     """
     tvm_compat.check_versions()
     device, normal = as_target(target), normalise(mod)
-    settled = settle(normal, match_plan(normal, load_table(table)), device, as_profile(profile, device))
+    settled = settle(
+        normal,
+        match_plan(normal, load_table(table)),
+        device,
+        as_profile(profile, device),
+        packed_only=registered_kernels(),
+    )
     return Explanation(settled.placement, tuple(settled.refused), tuple(settled.left))
 
 

@@ -44,7 +44,8 @@ def load_model(
     ========= =====================================================================================
     ``.onnx`` ONNX. Shape arithmetic and constants are folded before import, so inputs whose height
               or width the file leaves open need *shapes*. An open batch may stay open.
-    ``.pt2``  ``torch.export.save``; parameters become constants of the module.
+    ``.pt2``  ``torch.export.save``; parameters become constants of the module. An open first dimension is
+              called ``batch``.
     ``.py``   TVMScript: the file is run, and its ``Module`` or its only IRModule is taken.
     ``.json`` TVM's own (``tvm.ir.save_json``).
     ========= =====================================================================================
@@ -222,9 +223,23 @@ def import_exported(program: Any, *, where: str = "exported program") -> tvm.IRM
 
     try:
         with quiet(), _float_divisors(program):
-            return from_exported_program(program, unwrap_unit_return_tuple=True)
+            mod = from_exported_program(program, unwrap_unit_return_tuple=True)
     except Exception as error:
         raise ModelError(f"{where}: TVM's torch importer stops: {first_line(error)}") from error
+    return _with_batch(mod)
+
+
+def _with_batch(mod: tvm.IRModule) -> tvm.IRModule:
+    """*mod* with ``batch`` as the name of the open first dimension: torch forgets names, and calls it ``s77``."""
+    main = mod["main"]
+    tensors = [param.ty.shape.values for param in main.params if isinstance(param.ty, relax.TensorType)]
+    first = {shape[0].name for shape in tensors if shape and isinstance(shape[0], tirx.Var)}
+    symbols = {s.name for param in main.params for s in relax.analysis.definable_tir_vars_in_type(param.ty)}
+    if len(first) != 1 or "batch" in symbols or not re.fullmatch(r"s\d+", name := first.pop()):
+        return mod
+    out = mod.clone()
+    out.update_func(out.get_global_var("main"), main.bind_symbolic_vars({name: tirx.Var("batch", "int64")}))
+    return out
 
 
 @contextlib.contextmanager

@@ -82,12 +82,16 @@ def _dimension(dim: Any) -> int | str:
 
 def _fix_inputs(model: Any, shapes: dict[str, Sequence[int | str]], bind: dict[str, int], where: str) -> None:
     """Write *shapes* and *bind* into the graph's inputs; what stays open may only be a leading batch."""
+    _name_batches(model)
     held = inputs(model)
     for name in shapes:
         check_name(name, held, "input", where)
-    symbols = {dim for dims in held.values() for dim in dims if isinstance(dim, str) and dim != "?"}
+    shapes = {name: list(wanted) for name, wanted in shapes.items()}
+    said = [*held.values(), *shapes.values()]
+    symbols = {dim for dims in said for dim in dims if isinstance(dim, str) and dim != "?"}
     for name in bind:
         check_name(name, symbols, "symbolic dimension", where)
+    shapes = {name: [bind.get(str(dim), dim) for dim in wanted] for name, wanted in shapes.items()}
 
     infos = {info.name: info.type.tensor_type for info in model.graph.input}
     for name, wanted in shapes.items():
@@ -108,18 +112,28 @@ def _fix_inputs(model: Any, shapes: dict[str, Sequence[int | str]], bind: dict[s
             if _dimension(dim) in bind:
                 _set_dimension(dim, bind[str(_dimension(dim))])
         dims = [_dimension(dim) for dim in infos[name].shape.dim]
-        if not infos[name].HasField("shape") or any(isinstance(dim, str) for dim in dims[1:]):
+        if not infos[name].HasField("shape") or any(map(_is_open, dims[1:])):
             still_open.append((name, dims))
-        elif dims and dims[0] == "?":
-            _set_dimension(infos[name].shape.dim[0], "batch")
     if still_open:
-        said = ", ".join(f"{name} ({' x '.join(map(str, dims)) or 'any rank'})" for name, dims in still_open)
+        told = ", ".join(f"{name} ({' x '.join(map(str, dims)) or 'any rank'})" for name, dims in still_open)
         example = f"--shape {still_open[0][0]}={_example(still_open[0][1])}"
-        raise ModelError(f"{where}: the file leaves open the shape of {said}; say for instance {example}")
+        raise ModelError(f"{where}: the file leaves open the shape of {told}; say for instance {example}")
     # What the file says of the values in between was true for its own shapes only.
     del model.graph.value_info[:]
     for info in model.graph.output:
         info.type.tensor_type.ClearField("shape")
+
+
+def _name_batches(model: Any) -> None:
+    """Call ``batch`` what inputs have as an open first dimension without a name."""
+    held = inputs(model)
+    for info in model.graph.input:
+        if held.get(info.name, [0])[:1] == ["?"]:
+            _set_dimension(info.type.tensor_type.shape.dim[0], "batch")
+
+
+def _is_open(dim: int | str) -> bool:
+    return isinstance(dim, str)
 
 
 def _set_dimension(dim: Any, size: int | str) -> None:
@@ -260,6 +274,10 @@ def _import(model: Any, where: str) -> tvm.IRModule:
         if missing:
             raise ModelError(f"{where}: TVM's ONNX importer has no {missing[1]}") from error
         at = re.search(r"Error converting operator (\w+)", said.getvalue())
+        still_open = [(name, dims) for name, dims in inputs(model).items() if any(map(_is_open, dims))]
+        hint = (
+            f"; fix its sizes: --shape {still_open[0][0]}={_example(still_open[0][1])}" if still_open else ""
+        )
         raise ModelError(
-            f"{where}: TVM's ONNX importer stops{f' at {at[1]}' if at else ''}: {message}"
+            f"{where}: TVM's ONNX importer stops{f' at {at[1]}' if at else ''}: {message}{hint}"
         ) from error

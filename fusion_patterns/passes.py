@@ -68,7 +68,7 @@ def DispatchConv2d(kernel: str | KernelBuilder, table: TableLike = None, target:
         device, normal = as_target(target), normalise(mod)
         plan = match_plan(normal, loaded)
         while True:
-            settled = settle(normal, plan, device)
+            settled = settle(normal, plan, device, packed_only=None)
             placed = place(settled.outlined, device, settled.placement)[0]
             # composites that are equal have become one
             ours = composites_of(settled.outlined).keys() & composites_of(placed).keys()

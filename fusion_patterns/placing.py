@@ -5,6 +5,7 @@ This is the compiler's way without kernels; explanations and passes of their own
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,13 +44,23 @@ class Settled:
     left: list[TensorDecision] = field(default_factory=list)
 
 
-def settle(normal: tvm.IRModule, plan: FusionPlan, target: Any, profile: Profile | None = None) -> Settled:
-    """Place a plan for a normalised module, without composites that must or should stay as they came."""
+def settle(
+    normal: tvm.IRModule,
+    plan: FusionPlan,
+    target: Any,
+    profile: Profile | None = None,
+    *,
+    packed_only: Collection[str] | None = (),
+) -> Settled:
+    """Place a plan for a normalised module, without composites that must or should stay as they came.
+
+    ``packed_only``: see :func:`.place.decide`.
+    """
     refused: list[Refusal] = []
     left: list[TensorDecision] = []
     while True:
         outlined = outline(normal, plan)
-        placement = decide(outlined, target, profile)
+        placement = decide(outlined, target, profile, packed_only=packed_only)
         if not placement.refused:
             return Settled(plan, outlined, placement, refused, left)
         for name, (reason, culprit) in sorted(placement.refused.items()):
@@ -58,4 +69,4 @@ def settle(normal: tvm.IRModule, plan: FusionPlan, target: Any, profile: Profile
             refused.append(Refusal(match.row.name, str(match.row.origin), value, reason))
         out = [tensor for tensor in placement.tensors if tensor.writer in placement.refused]
         left += [placement.explained(tensor) for tensor in out]
-        plan = plan.without(placement.refused)
+        plan = plan.instead({name: culprit for name, (_, culprit) in placement.refused.items()})

@@ -157,6 +157,44 @@ def _reduces(sch: Any, block: Any) -> bool:
     return sch.get(block).init is not None
 
 
+def sums_in_groups(func: Any) -> bool:
+    """Whether a block of a PrimFunc sums over parts of an axis that depend on a result's place, as grouped convolutions
+    do: ``x[n, o // per_group * size + i]``.
+
+    dlight's ``Reduction`` gives the sums of such a block to other threads than those that then read them from their
+    registers, so what an epilogue computes of them is garbage.
+    """
+    from tvm import s_tir, tirx
+    from tvm_ffi import structural_walk
+
+    found = False
+
+    def block(node: Any) -> None:
+        nonlocal found
+        kept = [axis.var for axis in node.iter_vars if int(axis.iter_type) == 0]
+        summed = [axis.var for axis in node.iter_vars if int(axis.iter_type) == 2]
+
+        def index(value: Any) -> bool:
+            parts: list[Any] = []
+            structural_walk(value, (tirx.FloorDiv, parts.append))
+            return _uses(value, summed) and any(_uses(part, kept) for part in parts)
+
+        for region in node.reads:
+            found = found or any(index(axis.min) for axis in region.region)
+
+    structural_walk(func.body, (s_tir.SBlock, block))
+    return found
+
+
+def _uses(value: Any, variables: list[Any]) -> bool:
+    from tvm import tirx
+    from tvm_ffi import structural_walk
+
+    found: list[Any] = []
+    structural_walk(value, (tirx.Var, found.append))
+    return any(one.same_as(var) for one in found for var in variables)
+
+
 @contextmanager
 def _texture_flatten_repaired() -> Iterator[None]:
     """While the stock pipeline lists its passes, TextureFlatten is followed by the repair."""

@@ -1,4 +1,9 @@
-"""Does the compiled module compute what the untouched one does? On a device, against the CPU, output by output."""
+"""Does the compiled module compute what the untouched one does? On a device, against the CPU, output by output.
+
+A module that rounds to integers on its way may differ by more than rounding though no kernel is wrong: then each
+rounding is compared by itself, and the outputs from the integers that the device had (:mod:`.quantised`). And where
+the CPU itself loses more digits than the device, the module in float64 is the judge (:mod:`.double`).
+"""
 
 from __future__ import annotations
 
@@ -11,6 +16,9 @@ import tvm
 
 from .compiled import CompiledModule
 from .compiler import Progress, TableLike, compile_module
+from .double import in_double
+from .errors import BuildError
+from .quantised import from_rounded, quantisations, with_rounded
 from .reference import Reference
 from .run import manifest as m
 from .run.opencl import Session
@@ -119,7 +127,8 @@ def verify(
     session = compiled.session(device)
     results = session.run(given, function)
     say("reference on the CPU")
-    reference = Reference(mod).run(original_names(mod, function, entry, given), function)
+    named = original_names(mod, function, entry, given)
+    reference = Reference(mod).run(named, function)
     report = VerifyReport(str(session.device.info.name), compiled=compiled)
     if len(results) != len(reference):
         report.outputs = [OutputCheck("number of outputs", float("inf"), 0.0, False, True)]
@@ -128,10 +137,70 @@ def verify(
         compare(f"output {i}", ours, theirs)
         for i, (ours, theirs) in enumerate(zip(results, reference, strict=True))
     ]
-    if not all(output.ok for output in report.outputs):
+    if all(output.ok for output in report.outputs):
+        return report
+    if quantisations(mod, function):
+        say("each rounding to integers by itself")
+        report.outputs, wrong = _by_quantisation(mod, target, table, session, given, function)
+        report.first_wrong = f"`{wrong}` (quantize)" if wrong else None
+    else:
+        say("the reference in float64")
+        exact = _in_double(mod, named, function, results)
+        if exact and all(output.ok for output in exact):
+            report.outputs = exact
+    if not all(output.ok for output in report.outputs) and report.first_wrong is None:
         say("search for the composite")
         report.first_wrong = first_wrong_composite(compiled, session, given, function)
     return report
+
+
+def _in_double(
+    mod: tvm.IRModule, named: Mapping[str, Array], function: str, results: list[Array]
+) -> list[OutputCheck]:
+    """The outputs against the same module in float64; none if it has no such form."""
+    try:
+        exact = in_double(mod, named, function)
+    except BuildError:
+        return []
+    with np.errstate(over="ignore"):
+        narrow = [theirs.astype(ours.dtype) for ours, theirs in zip(results, exact, strict=True)]
+    return [
+        compare(f"output {i}, against float64", ours, theirs)
+        for i, (ours, theirs) in enumerate(zip(results, narrow, strict=True))
+    ]
+
+
+def _by_quantisation(
+    mod: tvm.IRModule,
+    target: Any,
+    table: TableLike,
+    session: Session,
+    given: Mapping[str, Array],
+    function: str,
+) -> tuple[list[OutputCheck], str]:
+    """The outputs, and the integers of all quantisations, each from the integers that the device had before.
+
+    Returns the checks and the name of the first quantisation that is wrong, or an empty one. The module is compiled
+    once more, with them as results.
+    """
+    steps = quantisations(mod, function)
+    compiled = compile_module(with_rounded(mod, steps, function), target, table)
+    results = Session(compiled.manifest, session.device).run(given, function)
+    outputs, rounded = results[: -len(steps)], results[-len(steps) :]
+    named = original_names(mod, function, compiled.manifest.functions[function], given)
+    named |= {f"rounded_{i}": array for i, array in enumerate(rounded)}
+    expected = Reference(from_rounded(mod, steps, function)).run(named, function)
+    checks = [
+        compare(f"output {i}, from the device's integers", ours, theirs)
+        for i, (ours, theirs) in enumerate(zip(outputs, expected, strict=False))
+    ]
+    floats = expected[-len(steps) :]
+    errors = [step.error(a, b) for step, a, b in zip(steps, floats, rounded, strict=True)]
+    tolerances = [TOLERANCE.get(str(array.dtype), 0.0) for array in floats]
+    finite = all(bool(np.isfinite(array).all()) for array in floats)
+    checks.append(OutputCheck(f"{len(steps)} quantisations", max(errors), min(tolerances), finite, True))
+    wrong = [s.name for s, error, most in zip(steps, errors, tolerances, strict=True) if error > most]
+    return checks, wrong[0] if wrong else ""
 
 
 def original_names(

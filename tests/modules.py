@@ -15,7 +15,7 @@ from fusion_patterns import tvm_compat
 from fusion_patterns.lower.build import build_manifest
 from fusion_patterns.lower.kernels import LoweredFunc
 from fusion_patterns.lower.stages import fuse, lower
-from fusion_patterns.place import Placement, place
+from fusion_patterns.place import Placement, decide, place
 from fusion_patterns.reference import Reference
 from fusion_patterns.run import Device, Manifest, Session
 
@@ -195,11 +195,14 @@ class Built:
         return launch.source
 
 
-def build(mod: tvm.IRModule, target: Any = None) -> Built:
-    """Place, fuse and lower a module of composites; fails on any fault."""
+def build(mod: tvm.IRModule, target: Any = None, *, packed: bool = False) -> Built:
+    """Place, fuse and lower a module of composites; fails on any fault.
+
+    ``packed``: kernels read and write packed data only, with conversions where the module is plain.
+    """
     tvm_compat.prepare()
     target = target or texture_target()
-    placed, placement = place(mod, target)
+    placed, placement = place(mod, target, decide(mod, target, packed_only=None) if packed else None)
     assert placement.refused == {}
     with target:
         fused = fuse(placed)

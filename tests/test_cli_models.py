@@ -40,7 +40,7 @@ def model(tmp_path: Path) -> str:
 def test_apply_prints_composites(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["apply", model, *BIND]) == 0
     out, err = capsys.readouterr()
-    assert out == "composites by row\n    1  conv2d.chain\n"
+    assert out == "composites by row\n    1  conv2d.first\n"
     assert f"reading {model} ..." in err
 
 
@@ -61,13 +61,13 @@ def test_json_is_one_document(model: str, tmp_path: Path, capsys: pytest.Capture
     output = tmp_path / "fused.json"
     assert cli.main(["apply", model, *BIND, "-o", str(output), "--json"]) == 0
     out, err = capsys.readouterr()
-    assert json.loads(out) == {"composites": {"conv2d.chain": 1}, "output": str(output)}
+    assert json.loads(out) == {"composites": {"conv2d.first": 1}, "output": str(output)}
     assert err == ""
 
 
 def test_a_shape_by_name(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["apply", model, "--shape", "x=2,3,8,8", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["composites"] == {"conv2d.chain": 1}
+    assert json.loads(capsys.readouterr().out)["composites"] == {"conv2d.first": 1}
     assert cli.main(["apply", model, "--shape", "in/put:0=1,3,8,8"]) == 1
     assert "no input is called 'in/put:0'" in capsys.readouterr().err
 
@@ -92,7 +92,7 @@ def test_build_saves_what_it_reports(model: str, tmp_path: Path, capsys: pytest.
     assert cli.main(["build", model, *BIND, "-o", str(folder), "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     manifest = load(folder)
-    assert report["composites"] == manifest.meta["composites"] == {"conv2d.chain": 1}
+    assert report["composites"] == manifest.meta["composites"] == {"conv2d.first": 1}
     assert report["output"] == str(folder)
     assert manifest.name == "model"
 
@@ -114,7 +114,7 @@ def test_run_takes_a_folder_or_a_model(
             seen.append(saved["output_0"])
     assert np.array_equal(*seen)
     assert cli.main(["run", folder, "--profile", "--repeats", "1"]) == 0
-    assert "conv2d.chain" in capsys.readouterr().out
+    assert "conv2d.first" in capsys.readouterr().out
 
 
 @pytest.mark.opencl

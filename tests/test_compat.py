@@ -10,18 +10,23 @@ import subprocess
 import sys
 from typing import Any
 
+import numpy as np
 import pytest
 import tvm
-from modules import build, conv_chain, texture_target
-from tvm import tirx
+from modules import build, conv_chain, draw, graph, texture_target, var, weight
+from tvm import relax, tirx
 from tvm.s_tir import dlight
 from tvm_ffi import structural_walk
 
 from fusion_patterns import tvm_compat
+from fusion_patterns.compiler import as_target
 from fusion_patterns.errors import VersionError
+from fusion_patterns.lower.build import build_manifest
 from fusion_patterns.lower.kernels import HOST_PACKAGING, _codegen
 from fusion_patterns.lower.schedule import PackedKernel
 from fusion_patterns.lower.stages import lower
+from fusion_patterns.reference import Reference
+from fusion_patterns.run import Device, Session
 
 
 def python(script: str) -> str:
@@ -174,7 +179,7 @@ def scheduled() -> Any:
     """One packed convolution, scheduled, not lowered."""
     tvm_compat.prepare()
     target = texture_target()
-    func = build(conv_chain(1)).fused["fused_0"]
+    func = build(conv_chain(1), packed=True).fused["fused_0"]
     with target:
         mod = dlight.ApplyDefaultSchedule(PackedKernel())(tvm.IRModule({"conv": func}))
     return tirx.transform.BindTarget(target)(
@@ -216,7 +221,7 @@ def test_a_texture_store_stays_whole(scheduled: Any) -> None:
 
 
 def test_a_split_store_would_not_reach_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    fused = build(conv_chain(1)).fused
+    fused = build(conv_chain(1), packed=True).fused
     monkeypatch.setattr(tvm_compat, "repaired_texture_store", lambda: tvm.transform.Sequential([]))
     faults = lower(fused, texture_target()).faults
     assert faults["fused_0"] == "a texture store moves 1 lanes, not a whole texel"
@@ -226,6 +231,43 @@ def test_stock_transforms_are_given_back(scheduled: Any) -> None:
     stock = tvm.s_tir.backend.adreno.transform.TextureFlatten
     stores(scheduled, tvm_compat.adreno_tir_pipeline()[0])
     assert tvm.s_tir.backend.adreno.transform.TextureFlatten is stock
+
+
+# Sums in groups ---------------------------------------------------------------------------------------------
+
+
+def grouped(groups: int) -> tvm.IRModule:
+    """A convolution in groups times its own input."""
+
+    def build(emit: Any, x: Any) -> Any:
+        made = emit(relax.op.nn.conv2d(x, weight((8, 8 // groups, 1, 1)), groups=groups))
+        return emit(relax.op.multiply(made, x))
+
+    return graph(build, [var("x", (1, 8, 6, 6))])
+
+
+@pytest.mark.opencl
+@pytest.mark.parametrize("groups", [1, 2, 4])
+def test_stock_reads_sums_of_groups_from_the_wrong_registers(
+    opencl_device: Device, monkeypatch: pytest.MonkeyPatch, groups: int
+) -> None:
+    mod, target = grouped(groups), as_target()
+    with target:
+        passes = [relax.transform.LegalizeOps(), relax.transform.AnnotateTIROpPattern()]
+        passes += [relax.transform.FuseOps(), relax.transform.FuseTIR()]
+        fused = tvm.transform.Sequential(passes)(mod)
+    inputs = draw(mod)
+    expected = Reference(mod).run(inputs)
+
+    def error() -> float:
+        lowered = lower(fused, target)
+        manifest = build_manifest(fused, lowered.funcs, lowered.labels, name="grouped", target="opencl")
+        (found,) = Session(manifest, opencl_device).run(inputs)
+        return float(np.abs(found - expected[0]).max() / np.abs(expected[0]).max())
+
+    assert error() < 1e-5
+    monkeypatch.setattr(tvm_compat, "sums_in_groups", lambda func: False)
+    assert (error() > 1e-2) == (groups > 1)
 
 
 # Memory of branches -----------------------------------------------------------------------------------------

@@ -101,6 +101,10 @@ def hazards(shared: object) -> ModuleType:
     return pytest.importorskip("hazards", reason="the hazards are not beside the checkout")
 
 
+PLAIN = ("channels_in_3", "data_is_weight")
+"""One convolution, from the caller's image of few channels to the caller's result: nothing is in texture."""
+
+
 def test_every_hazard_has_an_expectation(hazards: ModuleType) -> None:
     assert sorted([*EXPECTED, *HALF, UNBUILDABLE]) == sorted(hazards.CASES)
 
@@ -121,8 +125,8 @@ def test_a_hazard(hazards: ModuleType, opencl_device: Device, name: str) -> None
     reasons = [declined.reason for declined in figures.declined if declined.row.startswith("conv2d")]
     if expected.reason:
         assert any(expected.reason in reason for reason in reasons), reasons
-    if expected.covered:
-        assert any("image2d_array_t" in source for source in report.compiled.kernels.values())
+    images = any("image2d_array_t" in source for source in report.compiled.kernels.values())
+    assert images == (expected.covered > 0 and name not in PLAIN)
 
 
 @pytest.mark.opencl
@@ -159,7 +163,7 @@ def test_float16_compiles_to_whole_texels(hazards: ModuleType, name: str) -> Non
     compiled = compile_module(mod)
     assert compiled.report.convs == {"total": 1, "covered": 1}
     stores = [s for source in compiled.kernels.values() for s in re.findall(r"write_imageh\((.*)\);", source)]
-    assert len(stores) >= 2  # the packed input and the result
+    assert stores  # the packed input
     assert all("as_half4(" in store for store in stores)
     placed, _ = place(compiled.fused, as_target(), compiled.placement)
     inputs = draw(mod)

@@ -63,6 +63,15 @@ def test_what_the_runtime_has_not_is_refused() -> None:
         dim(tirx.Select(const(1) < N, N, const(1)))
 
 
+def test_a_choice_that_no_extent_changes_is_made_now() -> None:
+    """TVM asks whether -1 <= n before it divides; what a name stands for may be negative, so it isn't known."""
+    choice = tirx.Select(const(-1) <= N, N + const(1), N - const(1))
+    assert dim(choice) == "(n + 1)"
+    assert dim(tirx.Select(tirx.Not(const(-1) <= N), N + const(1), N - const(1))) == "(n - 1)"
+    with pytest.raises(ValueError, match="can't be computed at run time"):
+        dim(choice, {"n": "other"})
+
+
 def test_symbols_are_read_off_an_arguments_extents() -> None:
     assert symbols([N, const(4), M], ["batch", 4, 7]) == {"n": "batch", "m": 7}
 

@@ -168,9 +168,11 @@ def test_x_times_sigmoid_nested_four_times(opencl_device: Device, kind: str) -> 
     mod = one_conv(kind, nested)
     built = build(mod)
     assert max(errors(built, mod, opencl_device)) < TOLERANCE
-    # each sigmoid is computed once for a texel, not once for each of its readers
+    # each sigmoid is computed once for a texel, not once for each of its readers; the last one where it is stored
     source = built.source("fused_0")
-    assert source.count("exp(") == 4 * source.count("write_imagef(")
+    stores, texels = source.count("unpack_intermediate_ptr["), source.count("write_imagef(")
+    assert stores + texels
+    assert source.count("exp(") == 3 * stores // 4 + stores + 4 * texels
 
 
 # operand of the epilogue: what it looks like beside a conv result (1, 7, 11, 17)
@@ -245,9 +247,10 @@ def test_data_and_weight_are_one_tensor(opencl_device: Device, scope: str) -> No
     calls = Calls()
     one = calls.composite(lambda emit, x: emit(nn.conv2d(x, x, **PAD)), [var("data", shape)], {"data": scope})
     mod = calls.main(lambda emit, x: emit(one(x)), [var("x", shape)])
-    built = build(mod)
-    assert max(errors(built, mod, opencl_device)) < TOLERANCE
-    assert [o.layout for o in built.placement.needs["fused_0"].operands] == ["NCHW4c", "OIHW4i4o"]
+    for packed, layout in ((False, "NCHW4c" if scope == "texture" else "plain"), (True, "NCHW4c")):
+        built = build(mod, packed=packed)
+        assert max(errors(built, mod, opencl_device)) < TOLERANCE
+        assert [o.layout for o in built.placement.needs["fused_0"].operands] == [layout, "OIHW4i4o"]
 
 
 @pytest.mark.opencl
@@ -280,7 +283,7 @@ def test_another_folding_where_the_layers_do_not_suffice(
         return x
 
     mod = calls.main(chain, [var("x", data)])
-    built = build(mod, texture_target(texture_depth_limit=depth))
+    built = build(mod, texture_target(texture_depth_limit=depth), packed=True)
     assert {form.scope for form in built.placement.outputs.values()} == {scope}
     assert max(errors(built, mod, opencl_device)) < TOLERANCE
 
@@ -370,7 +373,7 @@ def last_texture(built: Built, mod: tvm.IRModule, device: Device) -> Array:
 def test_padded_lanes_are_written_as_zero(opencl_device: Device, kind: str) -> None:
     mod = one_conv(kind, lambda emit, c: emit(op.add(c, relax.const(1.0))))
     channels = result_shape(kind)[1]
-    lanes = last_texture(build(mod), mod, opencl_device)
+    lanes = last_texture(build(mod, packed=True), mod, opencl_device)
     assert lanes[:, : channels // 4].all()
     assert not lanes[:, -1, :, :, channels % 4 :].any()
     assert lanes[:, -1, :, :, : channels % 4].all()
@@ -381,7 +384,7 @@ def test_padded_lanes_are_written_as_zero(opencl_device: Device, kind: str) -> N
 
 @pytest.fixture(scope="module")
 def every_kind() -> dict[str, Built]:
-    return {kind: build(one_conv(kind, lambda emit, c: emit(nn.relu(c)))) for kind in CONVS}
+    return {kind: build(one_conv(kind, lambda emit, c: emit(nn.relu(c))), packed=True) for kind in CONVS}
 
 
 ONE_PIXEL = ("one pixel", "kernel as large as the image")
@@ -451,7 +454,7 @@ def test_float16_accumulates_in_float32(name: str) -> None:
     mod = calls.main(
         lambda emit, x: emit(conv(x, weight(kernel, dtype="float16"))), [var("x", data, "float16")]
     )
-    source = build(mod).source("fused_0")
+    source = build(mod, packed=True).source("fused_0")
     assert re.search(r"float4 conv2d_\w+_ptr\[", source)
     stores = re.findall(r"write_imageh\((.*)\);", source)
     assert stores

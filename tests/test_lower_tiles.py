@@ -13,8 +13,8 @@ from fusion_patterns.lower.tiles import (
     Work,
     choose_group,
     choose_plain,
-    choose_pool,
     choose_tile,
+    choose_vectors,
     divisor,
 )
 from fusion_patterns.place.profiles import Tiles
@@ -125,11 +125,36 @@ def test_where_sums_are_not_split_a_small_image_gets_small_tiles() -> None:
     assert choose_tile(Work((1, 16, 7, 7, 4)), 256, Tiles(split=1), shares=64).split == 1
 
 
-def test_a_global_pool_shares_its_pixels_among_a_group() -> None:
-    assert choose_pool(Work((1, 6, 1, 1, 4)), 160 * 160, 256, SPLITTING) == Tile(1, 1, 1, (1, 1, 1), 256)
-    assert choose_pool(Work((1, 512, 1, 1, 4)), 49, 256, SPLITTING) == Tile(1, 1, 1, (2, 1, 1), 49)
-    assert choose_pool(Work((1, 6, 1, 1, 4), even=True), 49, 256, SPLITTING).split == 1
-    assert choose_pool(Work((1, 6, 1, 1, 4)), 49, 256, Tiles(split=1)).split == 1
+def test_a_sum_of_many_with_few_results_is_shared_by_a_group() -> None:
+    assert choose_vectors(Work((1, 6, 1, 1, 4)), 160 * 160, 256, SPLITTING) == Tile(1, 1, 1, (1, 1, 1), 256)
+    assert choose_vectors(Work((1, 250, 1, 1, 4)), 2048, 256, SPLITTING) == Tile(1, 1, 1, (1, 1, 1), 128)
+    assert choose_vectors(Work((1, 512, 1, 1, 4)), 49, 256, SPLITTING) == Tile(1, 1, 1, (2, 1, 1), 49)
+
+
+def test_results_that_keep_a_device_busy_are_not_split() -> None:
+    busy = Work((64, 512, 1, 1, 4))
+    assert choose_vectors(busy, 49, 256, SPLITTING).split == 7
+    assert choose_vectors(busy, 49, 256, Tiles(split=4, threads=8192)).split == 1
+
+
+def test_where_sums_are_not_split_a_thread_sums_alone() -> None:
+    assert choose_vectors(Work((1, 250, 1, 1, 4)), 512, 256, Tiles(split=1)) == Tile(1, 1, 1, (50, 1, 1))
+
+
+def test_what_every_group_computes_again_is_computed_by_few() -> None:
+    tile = choose_vectors(Work((1, 120, 1, 1, 4), sums=2), 30, 256, SPLITTING)
+    assert tile == Tile(1, 1, 1, (8, 1, 1), 30)
+    assert choose_vectors(Work((1, 24, 1, 1, 4), sums=2), 6, 256, SPLITTING) == Tile(1, 1, 1, (12, 1, 1), 6)
+
+
+@given(st.integers(1, 4), st.integers(1, 600), st.integers(1, 3000), st.integers(1, 1024), st.integers(1, 3))
+def test_a_group_of_few_results_divides_them_and_holds_all_shares(
+    batch: int, blocks: int, shares: int, max_threads: int, sums: int
+) -> None:
+    tile = choose_vectors(Work((batch, blocks, 1, 1, 4), sums), shares, max_threads, SPLITTING)
+    assert shares % tile.split == blocks % tile.group[0] == 0
+    assert tile.threads <= max_threads
+    assert tile.threads * sums * 16 <= SPLITTING.local_bytes
 
 
 def test_a_group_is_wide_in_x_first() -> None:

@@ -211,6 +211,49 @@ def test_matches_can_be_taken_out_by_the_name_of_their_composite():
     assert load_plan(less.to_json(), module(build), chain_table()).to_json() == less.to_json()
 
 
+def chain(emit, x, y, w):
+    c = emit(nn.conv2d(x, w))
+    r = emit(nn.relu(c))
+    return emit(op.tanh(emit(op.add(r, y))))
+
+
+def test_what_is_left_of_a_match_gets_the_next_best():
+    plan = plan_fusion(module(chain), chain_table())
+    (whole,) = plan.matches
+    assert names(whole) == ["lv", "lv1", "lv2", "lv3"]
+    less = plan.instead({whole.composite: "lv2"})
+    assert [names(match) for match in less.matches] == [["lv", "lv1"], ["lv3"]]
+    short, rest = less.matches
+    assert short.composite != whole.composite
+    assert less.selection.saved_bytes == short.saved_bytes
+    assert load_plan(less.to_json(), module(chain), chain_table()).to_json() == less.to_json()
+    # No operator at fault comes back, whatever is refused next.
+    least = less.instead({short.composite: "lv1", rest.composite: "lv3"})
+    assert [names(match) for match in least.matches] == [["lv"]]
+    assert least.instead({least.matches[0].composite: "lv"}).matches == ()
+
+
+def test_operators_that_can_not_be_built_so_are_taken_in_another_way():
+    plan = plan_fusion(module(chain), chain_table())
+    seen = []
+    while plan.matches and len(seen) < 20:
+        seen += [tuple(names(match)) for match in plan.matches]
+        plan = plan.instead({match.composite: match.composite for match in plan.matches})
+    # none comes twice, and there is an end to it
+    assert seen[0] == ("lv", "lv1", "lv2", "lv3")
+    assert any(way[0] == "lv" for way in seen[1:])
+    assert len(set(seen)) == len(seen)
+    assert plan.matches == ()
+
+
+@pytest.mark.parametrize("culprit", ["", "no such value"])
+def test_without_an_operator_at_fault_nothing_takes_the_place(culprit):
+    plan = plan_fusion(module(build), chain_table())
+    first, second = plan.matches
+    less = plan.instead({first.composite: culprit})
+    assert [match.composite for match in less.matches] == [second.composite]
+
+
 SCRIPT = """
 import sys
 sys.path.insert(0, sys.argv[1])

@@ -52,3 +52,21 @@ def test_concats_along_two_axes_stay() -> None:
 
 def test_an_inner_concat_that_others_read_stays() -> None:
     assert concats(normalise(nested(1, 1, uses=2))) == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("begin", "end", "bounds"), [(-3, 2**31 - 1, (5, 8)), (-6, -2, (2, 6)), (1, 99, (1, 8))]
+)
+def test_bounds_from_the_end_are_counted_from_the_front(
+    begin: int, end: int, bounds: tuple[int, int]
+) -> None:
+    def build(bb, x):
+        return bb.emit(relax.op.strided_slice(x, axes=[1], begin=[begin], end=[end]))
+
+    mod = function(build, (1, 8, 4, 4))
+    normal = normalise(mod)
+    (call,) = [b.value for block in normal["main"].body.blocks for b in block.bindings if op_name(b.value)]
+    assert tuple(int(arg.fields[0].value) for arg in call.args[2:4]) == bounds
+    inputs = random_inputs(mod["main"])
+    for ours, theirs in zip(run_on_cpu(normal, inputs), run_on_cpu(mod, inputs), strict=True):
+        np.testing.assert_array_equal(ours, theirs)

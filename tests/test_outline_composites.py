@@ -155,6 +155,20 @@ def test_symbolic_dimensions_are_the_composites_own():
     assert not ours.same_as(new["main"].params[0].ty.shape.values[0])
 
 
+def test_symbolic_dimensions_in_arguments_are_the_composites_own_as_well():
+    made = table(row("r", {"conv": CONV, "flat": {"op": "reshape"}}))
+    n = relax.Var("n", "int64")
+    mod = module(lambda emit, x, y, w: emit(op.reshape(emit(nn.conv2d(x, w)), (n, 8, 36))), x=(n, 8, 6, 6))
+    new = outlined(mod, made)
+    (func,) = composites(new).values()
+    (own,) = relax.analysis.defined_symbolic_vars(func)
+    assert not own.same_as(n)
+    shapes = [func.params[0].ty.shape, func.body.blocks[0].bindings[1].value.args[1], func.ret_ty.shape]
+    assert all(shape.values[0].same_as(own) for shape in shapes)
+    for old, fused in zip(outputs(mod, sizes={"n": 3}), outputs(new, sizes={"n": 3}), strict=True):
+        np.testing.assert_allclose(fused, old, rtol=1e-5)
+
+
 def test_both_branches_of_an_if():
     new = outlined(hazard("if_else_branches"))
     assert list(composites(new)) == ["fused_conv2d_chain_0", "fused_conv2d_chain_1"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from itertools import permutations
 from typing import Any
@@ -103,13 +104,13 @@ def test_any_is_what_costs_least_on_the_device(profile: str, scope: str) -> None
 def test_the_next_folding_where_the_layers_do_not_suffice() -> None:
     placement = decided(conv_chain(2), texture_depth_limit=1)
     folded = Form("NCHW4c", "global.texture-nhwc")
-    assert placement.outputs == {"fused_0": folded, "fused_1": folded}
+    assert placement.outputs == {"fused_0": folded, "fused_1": PLAIN_FORM}
     assert [forms[0] for forms in placement.operands.values()] == [folded, folded]
 
 
 def test_a_buffer_where_no_folding_fits() -> None:
     placement = decided(conv_chain(2), texture_depth_limit=1, texture_spatial_limit=2)
-    assert set(placement.outputs.values()) == {BUFFER_FORM}
+    assert placement.outputs == {"fused_0": BUFFER_FORM, "fused_1": PLAIN_FORM}
     assert {forms[0] for forms in placement.operands.values()} == {BUFFER_FORM}
     assert reason_of(placement, "lv").split("; ") == [
         "global.texture: 2 layers, the device has 1",
@@ -120,8 +121,8 @@ def test_a_buffer_where_no_folding_fits() -> None:
 
 def test_a_target_without_textures() -> None:
     target = tvm.target.Target({"kind": "opencl"}, host={"kind": "llvm"})
-    placement = decide(conv_chain(1), target)
-    assert placement.outputs == {"fused_0": BUFFER_FORM}
+    placement = decide(conv_chain(2), target)
+    assert placement.outputs == {"fused_0": BUFFER_FORM, "fused_1": PLAIN_FORM}
     assert reason_of(placement, "lv") == "the target has no `texture` key"
 
 
@@ -195,7 +196,7 @@ def test_a_pool_between_convs_is_packed() -> None:
         return emit(last(emit(middle(emit(first(x, weight(W))))), weight(W)))
 
     placement = decided(calls.main(build, [var("x", X)]))
-    assert placement.outputs == dict.fromkeys(["fused_0", "fused_1", "fused_2"], TEXTURE_FORM)
+    assert placement.outputs == {"fused_0": TEXTURE_FORM, "fused_1": TEXTURE_FORM, "fused_2": PLAIN_FORM}
 
 
 def test_pools_are_packed_together_or_not_at_all() -> None:
@@ -225,4 +226,44 @@ def test_one_pixel_is_unpacked_for_nothing(channels: int, kind: str, scope: str)
 
 
 def test_a_conv_is_packed_in_any_case() -> None:
-    assert decided(_one(TEXTURE)).outputs == {"fused_0": TEXTURE_FORM}
+    assert decided(_one(TEXTURE)).operands["fused_0"][0] == TEXTURE_FORM
+
+
+# As the module has it -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("channels", "layout"), [(8, "plain"), (3, "plain"), (6, "NCHW4c")])
+def test_what_nobody_reads_packed_is_written_plain(channels: int, layout: str) -> None:
+    """Except where the last of several blocks is not full: its lanes would guard the store."""
+    calls = Calls()
+    shape = (channels, 8, 3, 3)
+    conv = calls.conv(X, shape, padding=[1, 1])
+    placement = decided(calls.main(lambda emit, x: emit(conv(x, weight(shape))), [var("x", X)]))
+    assert placement.outputs["fused_0"].layout == layout
+    (tensor,) = (tensor for tensor in placement.tensors if tensor.writer)
+    kinds = [conversion.kind for conversion in tensor.conversions]
+    if layout == "plain":
+        assert tensor.reason == "nobody reads it packed, so it is written as the module has it"
+        assert (kinds, tensor.cost) == ([], channels * 36 * 4)
+    else:
+        assert kinds == ["unpack"]
+
+
+@pytest.mark.parametrize(
+    ("wish", "kernel", "layout"), [("any", 3, "plain"), ("any", 9, "NCHW4c"), ("texture", 3, "NCHW4c")]
+)
+def test_a_plain_tensor_is_read_as_it_is_where_packing_costs_more(
+    wish: str, kernel: int, layout: str
+) -> None:
+    calls = Calls()
+    image, shape = (1, 3, 256, 256), (16, 3, kernel, kernel)
+    conv = calls.conv(image, shape, wants(wish), padding=[kernel // 2] * 2)
+    placement = decided(calls.main(lambda emit, x: emit(conv(x, weight(shape))), [var("x", image)]))
+    assert placement.operands["fused_0"][0].layout == layout
+    (tensor,) = (tensor for tensor in placement.tensors if tensor.value == "x")
+    if layout == "plain":
+        moved, packed = map(int, re.findall(r"(\d+) bytes moved, (\d+) if it were packed", tensor.reason)[0])
+        assert moved < packed
+        assert tensor.conversions == ()
+    else:
+        assert [conversion.kind for conversion in tensor.conversions] == ["pack"]

@@ -1,9 +1,10 @@
 """Rewrites of what is done to whole channels, so that a kernel can read them where they are.
 
-split(x, channels)[i]                       -> strided_slice(x, begin, end)     if 4 divides every begin
+split(x, channels)[i]                       -> strided_slice(x, begin, end)
 concat(.., x[a:b], x[b:c], ..), channels    -> concat(.., x[a:c], ..)
 concat(.., concat(a, b), ..)                -> concat(.., a, b, ..)             along one axis
 x[0:all]                                    -> x
+x[-2:]                                      -> x[all - 2:all]
 """
 
 from __future__ import annotations
@@ -14,9 +15,14 @@ from tvm.ir import Tuple as RelaxTuple
 
 from fusion_patterns.lower.rewrite import Rewriter, op_name
 
-__all__ = ["channel_slice", "flatten_concat", "item_of_split", "join_slices", "whole_slice"]
-
-BLOCK = 4
+__all__ = [
+    "channel_slice",
+    "flatten_concat",
+    "item_of_split",
+    "join_slices",
+    "slice_from_the_end",
+    "whole_slice",
+]
 
 
 def item_of_split(at: Rewriter, expr: relax.Expr) -> relax.Expr | None:
@@ -30,16 +36,12 @@ def item_of_split(at: Rewriter, expr: relax.Expr) -> relax.Expr | None:
     parts = split.ty.fields
     if whole is None or part is None:
         return None
-    begin, begins = 0, []
-    for field in parts:
-        begins.append(begin)
+    first = 0
+    for field in parts[: int(expr.index)]:
         size = getattr(field.shape.values[1], "value", None)
         if not isinstance(size, int):
             return None
-        begin += size
-    if any(first % BLOCK for first in begins):
-        return None
-    first = begins[int(expr.index)]
+        first += size
     return channel_slice(source, first, first + part)
 
 
@@ -52,6 +54,18 @@ def whole_slice(at: Rewriter, expr: relax.Expr) -> relax.Expr | None:
     """A slice that takes everything."""
     found = _slice_of(expr)
     return found[0] if found is not None and found[1:] == (0, _channels(found[0])) else None
+
+
+def slice_from_the_end(at: Rewriter, expr: relax.Expr) -> relax.Expr | None:
+    """A slice of channels whose bounds are counted from the end, or lie beyond it, with bounds from the front."""
+    whole = _channels(expr.args[0])
+    bounds = _bounds(expr)
+    if whole is None or bounds is None:
+        return None
+    begin, end = (min(max(bound + whole if bound < 0 else bound, 0), whole) for bound in bounds)
+    if (begin, end) == bounds or begin >= end:
+        return None
+    return channel_slice(expr.args[0], begin, end)
 
 
 def join_slices(at: Rewriter, expr: relax.Expr) -> relax.Expr | None:
@@ -103,6 +117,15 @@ def _axis(concat: Call) -> int | None:
 
 def _slice_of(expr: relax.Expr) -> tuple[relax.Expr, int, int] | None:
     """(source, begin, end) of a slice of channels with known bounds and step 1."""
+    bounds = _bounds(expr)
+    if bounds is None:
+        return None
+    (begin, end), whole = bounds, _channels(expr.args[0])
+    return (expr.args[0], begin, end) if whole is not None and 0 <= begin < end <= whole else None
+
+
+def _bounds(expr: relax.Expr) -> tuple[int, int] | None:
+    """(begin, end), as they are written, of a slice of channels with step 1."""
     if not isinstance(expr, Call) or op_name(expr) != "strided_slice" or _channels(expr) is None:
         return None
     numbers = [
@@ -112,10 +135,8 @@ def _slice_of(expr: relax.Expr) -> tuple[relax.Expr, int, int] | None:
     ]
     if len(numbers) not in (3, 4) or numbers[0] != [1] or (len(numbers) == 4 and numbers[3] != [1]):
         return None
-    begin, end, whole = numbers[1][0], numbers[2][0], _channels(expr.args[0])
-    if not isinstance(begin, int) or not isinstance(end, int) or whole is None:
-        return None
-    return (expr.args[0], begin, end) if 0 <= begin < end <= whole else None
+    begin, end = numbers[1][0], numbers[2][0]
+    return (begin, end) if isinstance(begin, int) and isinstance(end, int) else None
 
 
 def _channels(expr: relax.Expr) -> int | None:

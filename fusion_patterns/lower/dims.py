@@ -6,11 +6,14 @@ from typing import Any
 
 import tvm
 from tvm import tirx
+from tvm.ir import Range
+from tvm.sym import Analyzer
 
 __all__ = ["dim", "symbols"]
 
 _INFIX = {"Add": "+", "Sub": "-", "Mul": "*", "FloorDiv": "//", "Div": "//", "FloorMod": "%", "Mod": "%"}
 _CALLS = {"Min": "min", "Max": "max"}
+_MOST = 2**31  # no extent reaches it
 
 
 def dim(expr: Any, names: dict[str, int | str] | None = None) -> int | str:
@@ -32,9 +35,26 @@ def dim(expr: Any, names: dict[str, int | str] | None = None) -> int | str:
         return _folded(f"({dim(expr.a, names)} {_INFIX[kind]} {dim(expr.b, names)})")
     if kind in _CALLS:
         return _folded(f"{_CALLS[kind]}({dim(expr.a, names)}, {dim(expr.b, names)})")
+    if kind == "Select" and (chosen := _chosen(expr, names or {})) is not None:
+        return dim(chosen, names)
     if kind in ("LShift", "RShift") and isinstance(amount := dim(expr.b, names), int):
         return _folded(f"({dim(expr.a, names)} {'//' if kind == 'RShift' else '*'} {2**amount})")
     raise ValueError(f"the extent {expr} ({kind}) can't be computed at run time")
+
+
+def _chosen(select: Any, names: dict[str, int | str]) -> Any | None:
+    """The branch that a ``Select`` takes whatever the extents are; None where that depends on them.
+
+    TVM divides rounding down by asking for the sign first, also of what is made of extents and so has none.
+    """
+    analyzer, variables = Analyzer(), tirx.analysis.undefined_vars(tirx.Evaluate(select.condition), [])
+    for var in variables:
+        if str(var.name) not in names:
+            analyzer.bind(var, Range(tirx.const(0, str(var.ty)), tirx.const(_MOST, str(var.ty))))
+    decided = getattr(analyzer.simplify(select.condition), "value", None)
+    if decided is None:
+        return None
+    return select.true_value if decided else select.false_value
 
 
 def _folded(text: str) -> int | str:

@@ -17,15 +17,18 @@ import tvm
 from tvm import relax, te, tirx
 
 from ..place.layouts import DATA, PLAIN
-from ..place.needs import SHUFFLE, NotPacked, op_name, static_shape, tensor_args
+from ..place.needs import FLATTENS, ROW_RANK, SHUFFLE, NotPacked, op_name, static_shape, tensor_args
 from ..place.rewrite import LAYOUTS_ATTR, RESULT, VIEWS_ATTR
 from . import packed
 from .convolution import conv2d, conv2d_transpose
+from .dense import dense, elementwise_rows
 from .packed import Packed
-from .pooling import global_pool, pool2d
+from .pooling import adaptive_pool, global_pool, pool2d
 from .scalars import scalar_expression
 
 __all__ = ["legalize_composites"]
+
+DATA_RANK = 4
 
 
 @dataclass(frozen=True)
@@ -92,6 +95,8 @@ class _Legalizer:
             return self.values[call.args[0]]  # the packing at the end: see _result
         if op in SHUFFLE:
             return self._shuffle(call, var)
+        if op in FLATTENS:
+            return self.values[call.args[0]]  # one pixel as a row: see dense
         shape = static_shape(var)
         assert shape is not None
         return self._compute(op, call, [self.values[arg] for arg in tensor_args(call)], shape, var)
@@ -113,7 +118,7 @@ class _Legalizer:
         emit = _EMITTERS.get(op)
         if emit is not None:
             # zero weights do not hide what stands in lanes beyond the last channel: 0 * inf is not 0
-            values = [self._masked(value) for value in values]
+            values = [self._masked(self._packed(op, number, value)) for number, value in enumerate(values)]
 
         def tensor(*operands: Packed) -> te.Tensor:
             if emit is not None:
@@ -121,9 +126,23 @@ class _Legalizer:
             expression = scalar_expression(call)
             if expression is None:
                 raise NotPacked(f"no packed kernel for {op}", str(var.name))
+            if len(shape) == ROW_RANK:
+                return elementwise_rows(expression, list(operands), shape, op.rsplit(".", 1)[-1])
             return packed.elementwise(expression, list(operands), shape, op.rsplit(".", 1)[-1])
 
+        if len(shape) == ROW_RANK and op != "relax.mean":
+            return self._emit(tensor, values, PLAIN, shape, dtype, masked=True)
+        # a mean that drops the image's dimensions is packed like any other
+        shape = (*shape, 1, 1)[:DATA_RANK]
         return self._emit(tensor, values, DATA, shape, dtype, masked=False)
+
+    def _packed(self, op: str, number: int, value: _Value) -> _Value:
+        """An anchor's data in packed layout: what placement left plain is gathered as it is read."""
+        is_weight = op.startswith("relax.nn.conv2d") and number == 1
+        if value.layout != PLAIN or is_weight or op == "relax.matmul":
+            return value
+        dtype = str(value.var.ty.dtype)
+        return self._emit(lambda v: packed.pack(v, DATA), [value], DATA, value.shape, dtype, masked=True)
 
     def _result(self, value: _Value) -> _Value:
         """The composite's result in the layout that the caller gets, its unused lanes zero."""
@@ -203,8 +222,9 @@ _EMITTERS: dict[str, _Emitter] = {
     "relax.nn.avg_pool2d": lambda x, call, shape, dtype: pool2d(
         x[0], call.attrs, (shape[2], shape[3]), "avg"
     ),
-    "relax.nn.adaptive_avg_pool2d": lambda x, call, shape, dtype: global_pool(x[0]),
+    "relax.nn.adaptive_avg_pool2d": lambda x, call, shape, dtype: adaptive_pool(x[0], (shape[2], shape[3])),
     "relax.mean": lambda x, call, shape, dtype: global_pool(x[0]),
+    "relax.matmul": lambda x, call, shape, dtype: dense(x[0], x[1], dtype),
     "relax.concat": lambda x, call, shape, dtype: packed.concat(x),
     "relax.strided_slice": lambda x, call, shape, dtype: packed.channel_slice(
         x[0], int(call.args[2].fields[0].value), shape[1]

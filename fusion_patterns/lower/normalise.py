@@ -13,8 +13,11 @@ Each function of the module goes into dataflow blocks, and then through these re
     minimum(maximum(x, low), high)       -> clip(x, low, high)        also in the other order, and from relu
     clip(clip(x, a, b), c, d)            -> clip(x, max(a, c), min(b, d))
     dropout(x)[0]                        -> x
+    avg_pool2d, one window, the image    -> mean over the image
+    mean over the image                  -> mean that keeps its axes, reshape
     adaptive_avg_pool2d, equal windows   -> avg_pool2d; x if each is one element
     op(constants)                        -> constant                                 (:mod:`.fold`)
+    dequantize(quantize(x))              -> the same in floats                       (:mod:`.integers`)
     (a, b)[0]                            -> a
     split(x, channels)[i]                -> strided_slice(x, ...)                    (:mod:`.channels`)
     concat(x[a:b], x[b:c]), channels     -> x[a:c]
@@ -39,7 +42,7 @@ from tvm.ir import Call
 from tvm.ir import Tuple as RelaxTuple
 from tvm_ffi import structural_equal
 
-from fusion_patterns.lower import affine, channels
+from fusion_patterns.lower import affine, channels, integers
 from fusion_patterns.lower.fold import fold_constants
 from fusion_patterns.lower.recognise import recognise_call_tir
 from fusion_patterns.lower.rewrite import Rewriter, Rule, is_composite, op_name, static_shape
@@ -52,7 +55,11 @@ def normalise(mod: tvm.IRModule) -> tvm.IRModule:
         if isinstance(func, relax.Function) and not is_composite(func):
             out.update_func(gv, Rewriter(out, _RULES).function(func))
     passes = [relax.transform.CanonicalizeBindings(), relax.transform.DeadCodeElimination(_roots(mod))]
-    return tvm.transform.Sequential(passes)(out)
+    out = tvm.transform.Sequential(passes)(out)
+    for gv, func in mod.functions.items():
+        if isinstance(func, relax.Function) and is_composite(func):
+            out.update_func(gv, func)  # the passes of TVM went through these as well
+    return out
 
 
 def _roots(mod: tvm.IRModule) -> list[str]:
@@ -92,6 +99,19 @@ def _equal_windows(at: Rewriter, expr: relax.Expr) -> relax.Expr | None:
     if len(window) != 2 or result[2:] == (1, 1):
         return None
     return relax.op.nn.avg_pool2d(expr.args[0], pool_size=window, strides=window)
+
+
+def _whole_window(at: Rewriter, expr: relax.Expr) -> relax.Expr | None:
+    """An average pool with one window, the image, as a mean."""
+    assert isinstance(expr, Call)
+    source, attrs = static_shape(expr.args[0]), expr.attrs
+    if source is None or len(source) != 4 or str(attrs.layout) != "NCHW" or any(map(int, attrs.padding)):
+        return None
+    if tuple(map(int, attrs.pool_size)) != source[2:] or str(attrs.out_layout) not in ("NCHW", ""):
+        return None
+    if source[2:] == (1, 1) or any(int(d) != 1 for d in attrs.dilation):
+        return None
+    return relax.op.mean(expr.args[0], [2, 3], keepdims=True)
 
 
 def _unmoved(at: Rewriter, expr: relax.Expr) -> relax.Expr | None:
@@ -149,6 +169,16 @@ def _join_ranges(at: Rewriter, expr: relax.Expr) -> relax.Expr | None:
     return None
 
 
+def _one_pixel(at: Rewriter, expr: relax.Expr) -> relax.Expr | None:
+    """The mean of an image's pixels as an image of one pixel, seen without its last axes: a kernel knows that form."""
+    assert isinstance(expr, Call)
+    attrs, source = expr.attrs, expr.args[0].ty
+    axes = sorted(int(axis) % 4 for axis in attrs.axis or ()) if source.ndim == 4 else []
+    if axes != [2, 3] or attrs.keepdims or expr.ty.shape is None:
+        return None
+    return relax.op.reshape(at.emit(relax.op.mean(expr.args[0], [2, 3], keepdims=True)), expr.ty.shape)
+
+
 _RULES: dict[str, list[Rule]] = {
     "tuple_get_item": [affine.batch_norm_item, _dropout_item, _item_of_tuple, channels.item_of_split],
     "multiply": [affine.scale_into_weights, affine.join_constants],
@@ -158,9 +188,12 @@ _RULES: dict[str, list[Rule]] = {
     "nn.conv2d": [affine.pad_into_convolution],
     "call_tir": [recognise_call_tir],
     "permute_dims": [_unmoved],
+    "mean": [_one_pixel],
+    "nn.avg_pool2d": [_whole_window],
+    "dequantize": [integers.round_trip],
     "nn.adaptive_avg_pool2d": [_unchanged, _equal_windows],
     "concat": [channels.flatten_concat, channels.join_slices],
-    "strided_slice": [channels.whole_slice],
+    "strided_slice": [channels.slice_from_the_end, channels.whole_slice],
     **{name: [_join_ranges] for name in _RANGES},
     **{name: [_unchanged] for name in ("reshape", "astype", "broadcast_to")},
     "*": [fold_constants],

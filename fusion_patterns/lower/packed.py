@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 from tvm import te, tirx, topi
@@ -149,29 +150,63 @@ def elementwise(
 
 
 def concat(parts: list[Packed]) -> te.Tensor:
-    """Tensors one after the other along the channels; 4 divides the channels of all but the last."""
-    first = parts[0].shape
-    counts = [blocks(part.shape[1]) for part in parts]
+    """Tensors one after the other along the channels.
 
-    def compute(n: Any, c: Any, y: Any, x: Any, lane: Any) -> Any:
-        start = sum(counts[:-1])
-        value = parts[-1].tensor[n, c - start, y, x, lane]
-        for part, count in zip(reversed(parts[:-1]), reversed(counts[:-1]), strict=True):
-            end, start = start, start - count
-            value = tirx.if_then_else(c < end, part.tensor[n, c - start, y, x, lane], value)
-        return value
+    Where 4 divides the channels of all but the last, a block comes from one part as it is; else every lane is gathered.
+    """
+    n, _, height, width = parts[0].shape
+    starts = list(accumulate((part.shape[1] for part in parts), initial=0))
+    aligned = not any(start % LANES for start in starts[:-1])
+    channels = starts[-1]
 
-    return te.compute((first[0], sum(counts), first[2], first[3], LANES), compute, name="concat")
+    def block(b: Any, c: Any, y: Any, x: Any, lane: Any) -> Any:
+        return _one_of(
+            [
+                (c < starts[k + 1] // LANES, part.tensor[b, c - starts[k] // LANES, y, x, lane])
+                for k, part in enumerate(parts)
+            ]
+        )
+
+    def gathered(b: Any, c: Any, y: Any, x: Any, lane: Any) -> Any:
+        channel = _within(c * LANES + lane, channels)
+        own = [channel - start for start in starts]
+        return _one_of(
+            [
+                (channel < starts[k + 1], part.tensor[b, own[k] // LANES, y, x, own[k] % LANES])
+                for k, part in enumerate(parts)
+            ]
+        )
+
+    shape = (n, blocks(channels), height, width, LANES)
+    return te.compute(shape, block if aligned else gathered, name="concat")
+
+
+def _one_of(choices: list[tuple[Any, Any]]) -> Any:
+    """The value of the first choice whose condition holds; the last one's needs not be asked."""
+    *others, (_, value) = choices
+    for condition, other in reversed(others):
+        value = tirx.if_then_else(condition, other, value)
+    return value
+
+
+def _within(channel: Any, channels: int) -> Any:
+    """A lane beyond the last channel reads the last one: its result is masked, its address must exist."""
+    return tirx.min(channel, channels - 1) if channels % LANES else channel
 
 
 def channel_slice(data: Packed, begin: int, channels: int) -> te.Tensor:
-    """So many channels from channel ``begin`` on, which is a multiple of 4."""
+    """So many channels from channel ``begin`` on; where 4 does not divide it every lane is gathered."""
     n, _, height, width = data.shape
-    return te.compute(
-        (n, blocks(channels), height, width, LANES),
-        lambda b, c, y, x, lane: data.tensor[b, c + begin // LANES, y, x, lane],
-        name="channel_slice",
-    )
+
+    def block(b: Any, c: Any, y: Any, x: Any, lane: Any) -> Any:
+        return data.tensor[b, c + begin // LANES, y, x, lane]
+
+    def gathered(b: Any, c: Any, y: Any, x: Any, lane: Any) -> Any:
+        source = _within(c * LANES + lane, channels) + begin
+        return data.tensor[b, source // LANES, y, x, source % LANES]
+
+    shape = (n, blocks(channels), height, width, LANES)
+    return te.compute(shape, gathered if begin % LANES else block, name="channel_slice")
 
 
 def shuffle(data: Packed, groups: int) -> te.Tensor:
@@ -179,7 +214,7 @@ def shuffle(data: Packed, groups: int) -> te.Tensor:
     channels = data.shape[1]
 
     def gathered(b: Any, c: Any, y: Any, x: Any, lane: Any) -> Any:
-        out = tirx.min(c * LANES + lane, channels - 1) if channels % LANES else c * LANES + lane
+        out = _within(c * LANES + lane, channels)
         source = out % groups * (channels // groups) + out // groups
         return data.tensor[b, source // LANES, y, x, source % LANES]
 

@@ -9,7 +9,7 @@ from tvm import te, tirx
 from .convolution import padding_of, zero_pad
 from .packed import LANES, Packed
 
-__all__ = ["global_pool", "pool2d"]
+__all__ = ["adaptive_pool", "global_pool", "pool2d"]
 
 
 def pool2d(data: Packed, attrs: Any, size: tuple[int, int], kind: str) -> te.Tensor:
@@ -17,11 +17,14 @@ def pool2d(data: Packed, attrs: Any, size: tuple[int, int], kind: str) -> te.Ten
 
     ``attrs`` are those of ``relax.nn.max_pool2d``; ``size`` is the result's (H, W), which ``ceil_mode`` may have
     rounded up. Where the average does not count the padding it divides by the pixels that the window really meets.
+    Averages of float16 are summed in float32.
     """
     kernel, stride = [int(k) for k in attrs.pool_size], [int(s) for s in attrs.strides]
     dilation = [int(d) for d in attrs.dilation]
     top, left, _, _ = padding_of(attrs)
     n, _, height, width = data.shape
+    if kind == "avg" and size == (1, 1) and kernel == [height, width] and not any(padding_of(attrs)):
+        return global_pool(data)
     reach = [(size[k] - 1) * stride[k] + (kernel[k] - 1) * dilation[k] + 1 for k in (0, 1)]
     pads = (top, left, max(0, reach[0] - height - top), max(0, reach[1] - width - left))
     border = float(tirx.min_value(data.dtype).value) if kind == "max" else 0.0
@@ -29,10 +32,11 @@ def pool2d(data: Packed, attrs: Any, size: tuple[int, int], kind: str) -> te.Ten
     ky, kx = te.reduce_axis((0, kernel[0]), "ky"), te.reduce_axis((0, kernel[1]), "kx")
     shape = (n, int(data.tensor.shape[1]), size[0], size[1], LANES)
     combine = te.max if kind == "max" else te.sum
+    wide = data.dtype if kind == "max" else _wide(data.dtype)
 
     def window(b: Any, c: Any, y: Any, x: Any, lane: Any) -> Any:
         row, column = y * stride[0] + ky * dilation[0], x * stride[1] + kx * dilation[1]
-        return combine(padded[b, c, row, column, lane], axis=[ky, kx])
+        return combine(padded[b, c, row, column, lane].astype(wide), axis=[ky, kx])
 
     pooled = te.compute(shape, window, name=f"pool2d_{kind}")
     if kind == "max":
@@ -48,7 +52,7 @@ def pool2d(data: Packed, attrs: Any, size: tuple[int, int], kind: str) -> te.Ten
 
     def average(b: Any, c: Any, y: Any, x: Any, lane: Any) -> Any:
         pixels = tirx.max(met(y, 0, height) * met(x, 1, width), 1)
-        return pooled[b, c, y, x, lane] / pixels.astype(data.dtype)
+        return (pooled[b, c, y, x, lane] / pixels.astype(wide)).astype(data.dtype)
 
     return te.compute(shape, average, name="average")
 
@@ -58,7 +62,7 @@ def global_pool(data: Packed) -> te.Tensor:
     n, _, height, width = data.shape
     y, x = te.reduce_axis((0, height), "ky"), te.reduce_axis((0, width), "kx")
     shape = (n, int(data.tensor.shape[1]), 1, 1, LANES)
-    wide = "float32" if data.dtype == "float16" else data.dtype
+    wide = _wide(data.dtype)
     total = te.compute(
         shape,
         lambda b, c, i, j, lane: te.sum(data.tensor[b, c, y, x, lane].astype(wide), axis=[y, x]),
@@ -66,3 +70,50 @@ def global_pool(data: Packed) -> te.Tensor:
     )
     scale = tirx.const(1.0 / (height * width), wide)
     return te.compute(shape, lambda *i: (total[i] * scale).astype(data.dtype), name="average")
+
+
+def adaptive_pool(data: Packed, size: tuple[int, int]) -> te.Tensor:
+    """Averages over ``size`` (H, W) windows that cover the image.
+
+    Window ``i`` of ``n`` on a length of ``L`` begins at ``i L / n``, rounded down, and ends before ``(i + 1) L / n``,
+    rounded up: windows may overlap, and differ in length. float16 is summed in float32.
+    """
+    if size == (1, 1):
+        return global_pool(data)
+    n, _, *lengths = data.shape
+    axes = list(zip(size, lengths, strict=True))
+    longest = [max(_length(i, *axis) for i in range(axis[0])) for axis in axes]
+    ky, kx = te.reduce_axis((0, longest[0]), "ky"), te.reduce_axis((0, longest[1]), "kx")
+    shape = (n, int(data.tensor.shape[1]), *size, LANES)
+    wide = _wide(data.dtype)
+
+    def window(b: Any, c: Any, y: Any, x: Any, lane: Any) -> Any:
+        places, inside = [], []
+        for i, k, (out, full), most in zip((y, x), (ky, kx), axes, longest, strict=True):
+            place = i * full // out + k
+            if any(_length(j, out, full) < most for j in range(out)):
+                # a selection with an address that exists stays one vector; a guarded load would not
+                inside.append(k < _length(i, out, full))
+                place = tirx.min(place, full - 1)
+            places.append(place)
+        value = data.tensor[b, c, places[0], places[1], lane].astype(wide)
+        if inside:
+            value = tirx.Select(tirx.all(*inside), value, tirx.const(0, wide))
+        return te.sum(value, axis=[ky, kx])
+
+    total = te.compute(shape, window, name="pool2d_adaptive")
+
+    def average(b: Any, c: Any, y: Any, x: Any, lane: Any) -> Any:
+        pixels = _length(y, *axes[0]) * _length(x, *axes[1])
+        return (total[b, c, y, x, lane] / pixels.astype(wide)).astype(data.dtype)
+
+    return te.compute(shape, average, name="average")
+
+
+def _length(i: Any, out: int, full: int) -> Any:
+    """How many pixels window ``i`` of ``out`` has along an axis of ``full``."""
+    return ((i + 1) * full + out - 1) // out - i * full // out
+
+
+def _wide(dtype: str) -> str:
+    return "float32" if dtype == "float16" else dtype

@@ -188,7 +188,9 @@ def op_name(expr: relax.Expr) -> str | None:
 
 def is_composite(func: relax.Function) -> bool:
     """Whether *func* is somebody's finished group of operators, which nothing here may open."""
-    return func.attrs is not None and ("Primitive" in func.attrs or "Composite" in func.attrs)
+    return func.attrs is not None and any(
+        name in func.attrs for name in ("Primitive", "Composite", "Codegen")
+    )
 
 
 def constant_of(array: Array) -> GenericConst:

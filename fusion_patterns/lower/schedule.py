@@ -11,22 +11,30 @@ from math import gcd, prod
 from typing import Any
 
 from tvm import s_tir, tirx
-from tvm.ir import Call
+from tvm.ir import Call, IRModule
 from tvm.ir.expr import TensorLoad
 from tvm.s_tir.dlight.base import ScheduleRule
 from tvm_ffi import structural_walk
 
 from ..place.profiles import Tiles
+from .pooled import schedule_pooled
 from .split import REDUCE, inside, split_sums
-from .tiles import DEFAULT, Tile, Work, choose_plain, choose_pool, choose_tile
+from .tiles import DEFAULT, TEXEL_BYTES, Tile, Work, choose_plain, choose_tile, choose_vectors, divisor
+from .tuned import Space, TileFault
+from .vectors import Sum, schedule_vectors
 
-__all__ = ["KERNEL_ATTR", "PackedKernel", "PlainLoops", "schedule_packed"]
+__all__ = ["KERNEL_ATTR", "PackedKernel", "PlainLoops", "schedule_packed", "tile_space"]
 
 KERNEL_ATTR = "fusion_patterns.kernel"
 LANES = 4
 DATA_RANK = 5
 SPLITTABLE = ("conv2d_packed",)
 POOLS = ("global_pool",)
+UNEQUAL = "pool2d_adaptive"
+DENSE = "dense"
+UNPACK = "unpack"
+ROW_RANK = 2
+FEW_SHARES = 8
 MOST_COPIES = 3
 MAX_KERNEL_ROW = 5  # a thread slides such a kernel over an input row that it keeps in registers
 
@@ -35,19 +43,19 @@ class PackedKernel(ScheduleRule):  # type: ignore[misc]
     """Schedules PrimFuncs that carry the attribute ``fusion_patterns.kernel``; leaves all others alone.
 
     ``lanes_apart``: compute the epilogue lane by lane in registers and store the four together, for ops that TVM can't
-    vectorize (``erf``).
+    vectorize (``erf``). ``tile`` overrides the choice by ``tiles``; :class:`TileFault` if the kernel does not allow it.
     """
 
-    def __init__(self, lanes_apart: bool = False, tiles: Tiles = DEFAULT) -> None:
+    def __init__(self, lanes_apart: bool = False, tiles: Tiles = DEFAULT, tile: Tile | None = None) -> None:
         super().__init__()
-        self.lanes_apart, self.tiles = lanes_apart, tiles
+        self.lanes_apart, self.tiles, self.tile = lanes_apart, tiles, tile
 
     def apply(self, func: Any, target: Any, tunable: bool) -> Any:
         """A schedule of the fused kernel, or ``None`` if it is not one of ours."""
         if not isinstance(func, tirx.PrimFunc) or not func.attrs or KERNEL_ATTR not in func.attrs:
             return None
-        limit = int(target.attrs.get("max_threads_per_block", target.attrs.get("max_num_threads", 256)))
-        return schedule_packed(func, limit, lanes_apart=self.lanes_apart, tiles=self.tiles)
+        limit = max_threads(target)
+        return schedule_packed(func, limit, self.tile, lanes_apart=self.lanes_apart, tiles=self.tiles)
 
 
 class PlainLoops(ScheduleRule):  # type: ignore[misc]
@@ -75,6 +83,11 @@ class PlainLoops(ScheduleRule):  # type: ignore[misc]
         return sch
 
 
+def max_threads(target: Any) -> int:
+    """Work items of the target's largest work group."""
+    return int(target.attrs.get("max_threads_per_block", target.attrs.get("max_num_threads", 256)))
+
+
 def schedule_packed(
     func: Any,
     max_threads: int,
@@ -86,8 +99,27 @@ def schedule_packed(
     """Schedule one packed kernel.
 
     ``max_threads`` is the largest work group of the target; ``tile`` overrides the choice by ``tiles``.
+    Raises :class:`TileFault` if the kernel does not allow the tile.
     """
-    return _Kernel(s_tir.Schedule(func), max_threads, tile, lanes_apart, tiles).run()
+    return _kernel(func, max_threads, tile, lanes_apart, tiles).run()
+
+
+def tile_space(
+    func: Any, max_threads: int, *, lanes_apart: bool = False, tiles: Tiles = DEFAULT
+) -> Space | None:
+    """Which tiles a packed kernel allows; ``None`` if its schedule has no tile to choose."""
+    kernel = _kernel(func, max_threads, None, lanes_apart, tiles)
+    kernel.run()
+    return kernel.space
+
+
+def _kernel(func: Any, max_threads: int, tile: Tile | None, lanes_apart: bool, tiles: Tiles) -> _Kernel:
+    kernel = _Kernel(s_tir.Schedule(func), max_threads, tile, lanes_apart, tiles)
+    if not kernel.has_few_results():
+        return kernel
+    # casts between indices of two widths would hide from TVM what a thread reads
+    narrow = tirx.transform.ForceNarrowIndexToInt32()(IRModule({"main": func}))["main"]
+    return _Kernel(s_tir.Schedule(narrow), max_threads, tile, lanes_apart, tiles)
 
 
 class _Kernel:
@@ -96,28 +128,53 @@ class _Kernel:
     ) -> None:
         self.sch, self.max_threads, self.tile = sch, max_threads, tile
         self.lanes_apart, self.tiles = lanes_apart, tiles
+        self.space: Space | None = None
         root = sch.get_sblock("root")
         self.blocks = list(sch.get_child_blocks(root))
         self.reductions = [b for b in self.blocks if self._is_reduction(b)]
+        *others, last = self.blocks
+        self.is_plain = (
+            bool(others)
+            and str(sch.get(last).name_hint) == UNPACK
+            and len(self._shape(others[-1])) == DATA_RANK
+        )
+        """Whether the result is written as the module has it: lane by lane, each into an image of its own."""
 
     def run(self) -> s_tir.Schedule:
-        sch = self.sch
+        sch, few = self.sch, self.has_few_results()
+        unpack = self.blocks.pop() if self.is_plain else None
         last = self.blocks[-1]
         pads = {id(r): self._pad_of(r) for r in self.reductions}
+        for key, pad in pads.items():
+            if pad is not None and self._is_shared(pad):
+                pads[key] = None
         stages = self._inline([p for p in pads.values() if p is not None])
         if self._is_reduction(last):
             last = sch.cache_write(last, 0, "local")
-        elif self.lanes_apart:
+        elif self.lanes_apart and len(self._shape(last)) > ROW_RANK:
             stages.append(last)
             last = sch.cache_write(last, 0, "local")
-        shape = tuple(int(d) for d in sch.get(last).writes[0].source.ty.shape)
+        shape = self._shape(last)
+        if unpack is not None:
+            # before anything is guarded: TVM would put the guard of the lanes in place of any other
+            sch.reverse_compute_inline(unpack)
+        if few:
+            return self._vectors(last, shape, pads)
         if len(shape) != DATA_RANK:
             return self._flat_result(last, shape)
+        if self._averages_a_convolution():
+            return self._pooled(last, stages, pads)
         names = [str(sch.get(block).name_hint) for block in self.reductions]
-        tile = self.tile or self._choose(shape, names, even=bool(stages))
+        self.space = self._choose(shape, names, even=bool(stages))
+        fault = self.space.why_not(self.tile) if self.tile else None
+        if fault:
+            raise TileFault(fault)
+        tile = self.tile or self.space.chosen
         if tile.split > 1:
             sums = [(reduction, self._share_axis(reduction)) for reduction in self.reductions]
-            parts = split_sums(sch, last, sums, tile, lambda loop: self._finish(stages, loop))
+            parts = split_sums(
+                sch, last, sums, tile, lambda loop: self._finish(stages, loop), whole=not self.is_plain
+            )
             for reduction, (partial, inner) in zip(self.reductions, parts, strict=True):
                 self._reduce(partial, pads[id(reduction)], inner)
             return sch
@@ -127,26 +184,28 @@ class _Kernel:
             self._reduce(reduction, pads[id(reduction)], thread)
         return sch
 
-    def _choose(self, shape: tuple[int, ...], names: list[str], *, even: bool) -> Tile:
-        """The tile by the device's profile and what the reductions allow."""
+    def _choose(self, shape: tuple[int, ...], names: list[str], *, even: bool) -> Space:
+        """The tile by the device's profile, and which others the reductions allow."""
         work = Work(shape, sums=len(names), even=even)
-        if names and all(name.startswith(POOLS) for name in names):
-            return choose_pool(work, gcd(*map(self._shares, self.reductions)), self.max_threads, self.tiles)
+        limits = self.max_threads, self.tiles.local_bytes
         if not any(name.startswith("conv2d") for name in names):
-            return choose_plain(work, self.max_threads, self.tiles)
+            return Space(work, choose_plain(work, self.max_threads, self.tiles), *limits)
         shares = 1
         if all(name.startswith(SPLITTABLE) for name in names):
             shares = gcd(*map(self._shares, self.reductions))
-        return choose_tile(
+        # a tile must not reach into the next group
+        grouped = any(name.startswith("conv2d_packed_grouped") for name in names)
+        # neighbours in a transposed convolution start from different rows and columns of the kernel
+        transposed = any(name.startswith("conv2d_transpose") for name in names)
+        chosen = choose_tile(
             work,
             self.max_threads,
             self.tiles,
-            # a tile must not reach into the next group
-            most_blocks=1 if any(name.startswith("conv2d_packed_grouped") for name in names) else 4,
-            # neighbours in a transposed convolution start from different rows and columns of the kernel
-            most_columns=1 if any(name.startswith("conv2d_transpose") for name in names) else 14,
+            most_blocks=1 if grouped else 4,
+            most_columns=1 if transposed else 14,
             shares=shares,
         )
+        return Space(work, chosen, *limits, shares, joins_blocks=not grouped, joins_pixels=not transposed)
 
     def _shares(self, reduction: Any) -> int:
         """Into how many shares a reduction can be cut."""
@@ -155,11 +214,8 @@ class _Kernel:
         return prod(extents) if str(block.name_hint).startswith(POOLS) else extents[0]
 
     def _share_axis(self, reduction: Any) -> Any:
-        """The loop that is cut into shares: the blocks of input channels, or a pool's pixels."""
-        loops = self.sch.get_loops(reduction)
-        if str(self.sch.get(reduction).name_hint).startswith(POOLS):
-            return self.sch.fuse(*loops[DATA_RANK:])
-        return loops[DATA_RANK]
+        """The loop that is cut into shares: the blocks of input channels."""
+        return self.sch.get_loops(reduction)[DATA_RANK]
 
     def _finish(self, stages: list[Any], thread: Any) -> None:
         """Compute what the epilogue reads more than once in registers of the thread that writes the result."""
@@ -169,7 +225,120 @@ class _Kernel:
             sch.compute_at(stage, thread)
             self._vectorize_tail(stage, thread, apart=self.lanes_apart)
 
+    # Sums with few results ----------------------------------------------------------------------------------
+
+    def has_few_results(self) -> bool:
+        """Whether the kernel is one of sums over whole images or over the channels of one pixel."""
+        names = [str(self.sch.get(block).name_hint) for block in self.reductions]
+        if not names or not all(name.startswith((*POOLS, *SPLITTABLE, DENSE)) for name in names):
+            return False
+        if any(prod(self._shape(block)[2:-1]) > 1 for block in self.reductions):
+            return False
+        for name, block in zip(names, self.reductions, strict=True):
+            extents = [int(v.dom.extent) for v in self.sch.get(block).iter_vars if int(v.iter_type) == REDUCE]
+            if name.startswith("conv2d_packed_grouped") or (
+                name.startswith(SPLITTABLE) and prod(extents[1:3]) > 1
+            ):
+                return False
+        return all(self._reads_a_sum(block) for block in self.reductions[1:])
+
+    def _reads_a_sum(self, block: Any) -> bool:
+        """Whether a block reads what some reduction computed."""
+        return any(
+            self._is_reduction(producer) or self._reads_a_sum(producer)
+            for producer in self.sch.get_producers(block)
+        )
+
+    def _vectors(self, last: Any, shape: tuple[int, ...], pads: dict[int, Any]) -> s_tir.Schedule:
+        """See :mod:`.vectors`. The tile says how the last sum is cut; those before it are cut for as many threads."""
+        sch, final = self.sch, self.reductions[-1]
+        work = Work((*self._shape(final)[:2], 1, 1, LANES), sums=len(self.reductions))
+        shares = self._shares(final)
+        chosen = choose_vectors(work, shares, self.max_threads, self.tiles)
+        limits = self.max_threads, self.tiles.local_bytes
+        self.space = Space(work, chosen, *limits, shares, joins_blocks=False, joins_pixels=False)
+        fault = self.space.why_not(self.tile) if self.tile else None
+        if fault:
+            raise TileFault(fault)
+        tile = self.tile or chosen
+        for pad in pads.values():
+            if pad is not None and not self._reads_a_sum(pad):
+                sch.compute_inline(pad)
+        *stages, _ = sch.get_child_blocks(sch.get_sblock("root"))
+        name = sch.get(final).name_hint
+        parts = [
+            self._sum(block, tile, is_last=sch.get(block).name_hint == name)
+            if self._is_reduction(block)
+            else block
+            for block in stages
+        ]
+        self._check_local_memory(parts, tile)
+        schedule_vectors(sch, last, parts, tile, apart=self.lanes_apart)
+        return sch
+
+    def _sum(self, block: Any, tile: Tile, *, is_last: bool) -> Sum:
+        name, staged = str(self.sch.get(block).name_hint), bool(self.sch.get_producers(block))
+        split = tile.split
+        if not is_last:
+            # a few shares at least: neighbouring threads then read side by side
+            blocks = self._shape(block)[1]
+            room = self.tiles.local_bytes // (2 * TEXEL_BYTES * blocks) - 1
+            most = min(room, max(FEW_SHARES, tile.threads // blocks))
+            split = divisor(self._shares(block), most) if self.tiles.split > 1 else 1
+
+        def read(share: Any, loop: Any) -> None:
+            # a row is read number by number, and what is staged is in local memory already
+            if not staged and not name.startswith(DENSE):
+                self._cache(share, 0, loop)
+            if not name.startswith(POOLS):
+                self._cache(share, 1, loop)
+
+        return Sum(block, 2 if name.startswith(POOLS) else 1, split, read)
+
+    def _check_local_memory(self, parts: list[Any], tile: Tile) -> None:
+        """Refuse a kernel that stages more than the profile allows, even if TVM lets stages share memory."""
+        final = max(number for number, part in enumerate(parts) if isinstance(part, Sum))
+        blocks = 0
+        for number, part in enumerate(parts):
+            shape = self._shape(part.block if isinstance(part, Sum) else part)
+            whole = shape[1] if len(shape) > ROW_RANK else -(-shape[1] // LANES)
+            # of the last sum, and of what follows it, a group has its own part only
+            size = whole if number < final else tile.group[0]
+            blocks += size * (1 + part.split if isinstance(part, Sum) else 1)
+        needed = TEXEL_BYTES * blocks
+        if needed > self.tiles.local_bytes:
+            raise ValueError(
+                f"its vectors take {needed} bytes of local memory, the profile allows {self.tiles.local_bytes}"
+            )
+
+    # A convolution whose image is averaged -----------------------------------------------------------------
+
+    def _averages_a_convolution(self) -> bool:
+        """Whether the kernel is the average of what one of its sums, over an image, computes."""
+        names = [str(self.sch.get(block).name_hint) for block in self.reductions]
+        return len(names) == 2 and names[0].startswith(SPLITTABLE) and names[1].startswith(POOLS)
+
+    def _pooled(self, last: Any, stages: list[Any], pads: dict[int, Any]) -> s_tir.Schedule:
+        """See :mod:`.pooled`."""
+        sch, (convolution, pool) = self.sch, self.reductions
+        pixels = prod(self._shape(convolution)[2:-1])
+        if pixels > self.max_threads:
+            raise ValueError(
+                f"an image of {pixels} pixels has more than a group's {self.max_threads} threads"
+            )
+        pixel = pads[id(pool)]
+        if pixel is None:
+            pixel = sch.cache_write(convolution, 0, "local")
+        thread = schedule_pooled(sch, last, pool, pixel, pixels)
+        self._finish(stages, thread)
+        self._reduce(convolution, pads[id(convolution)], thread)
+        return sch
+
     # Reading the function -----------------------------------------------------------------------------------
+
+    def _shape(self, block: Any) -> tuple[int, ...]:
+        """The shape of what a block writes."""
+        return tuple(int(d) for d in self.sch.get(block).writes[0].source.ty.shape)
 
     def _is_reduction(self, block: Any) -> bool:
         return any(int(v.iter_type) == REDUCE for v in self.sch.get(block).iter_vars)
@@ -181,14 +350,23 @@ class _Kernel:
                 return producer
         return None
 
+    def _is_shared(self, pad: Any) -> bool:
+        """Whether the epilogue reads what a sum reads as well, and this is no border, which a sum alone can read."""
+        users = self.sch.get_consumers(pad)
+        border = str(self.sch.get(pad).name_hint).startswith("pad")
+        return not border and not all(self._is_reduction(user) for user in users)
+
     def _inline(self, pads: list[Any]) -> list[Any]:
         """Inline the epilogue; returns the blocks that are read more than once and stay."""
         sch, kept = self.sch, []
-        names = {sch.get(b).name_hint for b in pads}
+        names = {str(sch.get(b).name_hint) for b in pads}
         for block in reversed(self.blocks[:-1]):
             if self._is_reduction(block) or sch.get(block).name_hint in names:
                 continue
-            if self._reads(block) <= (MOST_COPIES if self._is_cheap(block) else 1):
+            # what goes into a sum and into the epilogue is read at different places: it is computed in both
+            users = sch.get_consumers(block)
+            twice = any(self._is_reduction(user) or str(sch.get(user).name_hint) in names for user in users)
+            if twice or self._reads(block) <= (MOST_COPIES if self._is_cheap(block) else 1):
                 sch.compute_inline(block)
             else:
                 kept.append(block)
@@ -239,7 +417,7 @@ class _Kernel:
             sch.bind(loop, f"threadIdx.{axis}")
         for loop in (c_in, y_in, x_in):
             sch.unroll(loop)
-        sch.vectorize(lane)
+        (sch.unroll if self.is_plain else sch.vectorize)(lane)
         return x_thread
 
     def _flat_result(self, last: Any, shape: tuple[int, ...]) -> s_tir.Schedule:
@@ -292,12 +470,13 @@ class _Kernel:
         *outer, ky, kx = reduce[:-1] if by_lane else reduce
         inner = reduce[-1:] if by_lane else []
         sch.reorder(*outer, ky, kx, *tile, *inner, lane)
-        row = 1 < int(sch.get(kx).extent) <= MAX_KERNEL_ROW
+        # windows of unequal size begin anywhere: TVM does not see how far a row of them reaches
+        row = 1 < int(sch.get(kx).extent) <= MAX_KERNEL_ROW and not name.startswith(UNEQUAL)
         data_loop = ky if row else kx
         if pad is not None:
             sch.set_scope(pad, 0, "local")
             sch.compute_at(pad, data_loop)
-            self._vectorize_tail(pad, data_loop)
+            self._vectorize_tail(pad, data_loop, apart=self.lanes_apart)
         else:
             self._cache(block, 0, data_loop)
         if name.startswith(("conv2d_packed", "conv2d_depthwise")):

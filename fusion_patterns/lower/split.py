@@ -35,12 +35,14 @@ def split_sums(
     sums: list[tuple[Any, Any]],
     tile: Tile,
     finish: Callable[[Any], None],
+    *,
+    whole: bool = True,
 ) -> list[tuple[Any, Any]]:
     """Split every sum of a kernel over ``tile.split`` threads.
 
     ``last`` writes the result; ``sums`` are the reductions, each with the loop of its that is cut into shares;
-    ``finish`` places what the epilogue keeps in registers. Returns for each sum its partial reduction and the thread
-    loop.
+    ``finish`` places what the epilogue keeps in registers; ``whole``: the result is stored by texels. Returns for each
+    sum its partial reduction and the thread loop.
     """
     parts = []
     for total, axis in sums:
@@ -50,7 +52,7 @@ def split_sums(
         sch.set_scope(shared, 0, "shared")
         parts.append(_Sum(total, partial, shared))
     threads = tile.threads
-    group, texels = _groups(sch, last, tile)
+    group, texels = _groups(sch, last, tile, whole)
     if not tile.is_even:
         # a guard would hide from TVM what a block inside it needs: the sums get a stage of their own, and all stages
         # are placed before the result's loops are cut
@@ -72,7 +74,7 @@ def split_sums(
     return [(part.partial, loop) for part, loop in zip(parts, loops, strict=True)]
 
 
-def _groups(sch: s_tir.Schedule, last: Any, tile: Tile) -> tuple[Any, list[Any]]:
+def _groups(sch: s_tir.Schedule, last: Any, tile: Tile, whole: bool) -> tuple[Any, list[Any]]:
     """Cut the result into groups; returns the innermost loop over groups, and the loops over a group's texels."""
     extents = tile.extents
     n, c, y, x, lane = sch.get_loops(last)
@@ -83,7 +85,7 @@ def _groups(sch: s_tir.Schedule, last: Any, tile: Tile) -> tuple[Any, list[Any]]
     z = sch.fuse(n, c)
     for loop, axis in ((z, "z"), (y, "y"), (x, "x")):
         sch.bind(loop, f"blockIdx.{axis}")
-    sch.vectorize(lane)
+    (sch.vectorize if whole else sch.unroll)(lane)
     return x, [c_in, y_in, x_in]
 
 

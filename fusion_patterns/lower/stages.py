@@ -13,14 +13,16 @@ from tvm.s_tir import dlight
 from tvm.sym import Analyzer
 from tvm_ffi import structural_equal, structural_hash
 
+from .. import tvm_compat
 from ..place.decide import composites_of
-from ..place.profiles import Tiles
+from ..place.profiles import Tiles, TunedTile
 from .kernels import LoweredFunc, first_line, lower_kernels, with_c_names
 from .legalize import legalize_composites, scope_of, scope_of_type
 from .schedule import KERNEL_ATTR, PackedKernel, PlainLoops
-from .tiles import DEFAULT
+from .tiles import DEFAULT, Tile
+from .tuned import kernel_key, tiles_by_key
 
-__all__ = ["Lowered", "fuse", "lower", "with_schedules"]
+__all__ = ["Lowered", "fuse", "lower", "lower_packed", "with_schedules"]
 
 ROW_ATTR = "fusion_patterns.row"
 
@@ -103,22 +105,31 @@ class Lowered:
 
     ``funcs``: by PrimFunc name. ``scheduled``: the PrimFuncs that they were lowered from. ``labels``: the row (or the
     PrimFunc's name) by PrimFunc name. ``faults``: PrimFuncs that must not or can't be built, with the reason.
+    ``tuned``: PrimFuncs for which the profile has a measured tile, with the reason why it was not used, or "".
     """
 
     funcs: dict[str, LoweredFunc] = field(default_factory=dict)
     scheduled: dict[str, Any] = field(default_factory=dict)
     labels: dict[str, str] = field(default_factory=dict)
     faults: dict[str, str] = field(default_factory=dict)
+    tuned: dict[str, str] = field(default_factory=dict)
 
 
 def lower(
-    fused: tvm.IRModule, target: Any, cache: dict[Any, Any] | None = None, *, tiles: Tiles = DEFAULT
+    fused: tvm.IRModule,
+    target: Any,
+    cache: dict[Any, Any] | None = None,
+    *,
+    tiles: Tiles = DEFAULT,
+    tuned: Iterable[TunedTile] = (),
 ) -> Lowered:
     """Schedule and lower each distinct PrimFunc of a fused module once.
 
-    ``cache`` keeps results between calls on modules that share kernels.
+    ``cache`` keeps results between calls on modules that share kernels. ``tuned``: measured tiles of single kernels;
+    one that a kernel does not allow is left aside.
     """
     result = Lowered()
+    measured = tiles_by_key(tuned)
     calls: dict[str, list[Any]] = {}
     for call in calls_of(fused):
         calls.setdefault(str(call.args[0].name_hint), []).append(call)
@@ -135,12 +146,14 @@ def lower(
         known = next((value for other, value, _ in store.get(key, []) if structural_equal(other, func)), None)
         if known is None:
             kernel = _unused(name, {taken for entries in store.values() for _, _, taken in entries})
-            known = _lower_one(kernel, func, target, tiles)
+            known = _lower_one(kernel, func, target, tiles, measured)
             store.setdefault(key, []).append((func, known, kernel))
         if isinstance(known, str):
             result.faults[name] = known
         else:
-            result.funcs[name], result.scheduled[name] = known
+            result.funcs[name], result.scheduled[name], left_aside = known
+            if left_aside is not None:
+                result.tuned[name] = left_aside
     return result
 
 
@@ -160,17 +173,53 @@ def _unused(name: str, taken: set[str]) -> str:
     return own
 
 
-def _lower_one(name: str, func: Any, target: Any, tiles: Tiles) -> tuple[LoweredFunc, Any] | str:
+def _lower_one(
+    name: str, func: Any, target: Any, tiles: Tiles, measured: dict[str, Tile]
+) -> tuple[LoweredFunc, Any, str | None] | str:
     """Schedule and lower one PrimFunc: by our rule, or by dlight's rules, the plainest last.
 
-    Returns the kernels and the scheduled PrimFunc, or why there are none.
+    Returns the kernels, the scheduled PrimFunc and, where it has a measured tile, why that was left aside ("": it was
+    not); or why there are no kernels.
     """
+    if not func.attrs or KERNEL_ATTR not in func.attrs:
+        attempts = [[dlight.gpu.Fallback()], [PlainLoops()]]
+        if not tvm_compat.sums_in_groups(func):
+            attempts.insert(0, fallback_rules())
+        done = _first_that_lowers(name, func, target, attempts)
+        return done if isinstance(done, str) else (*done, None)
+    tile = measured.get(kernel_key(func)) if measured else None
+    left_aside = None
+    if tile is not None:
+        done = lower_packed(name, func, target, tiles, tile)
+        if not isinstance(done, str):
+            return *done, ""
+        left_aside = done
+    done = lower_packed(name, func, target, tiles)
+    return done if isinstance(done, str) else (*done, left_aside)
+
+
+def lower_packed(
+    name: str,
+    func: Any,
+    target: Any,
+    tiles: Tiles = DEFAULT,
+    tile: Tile | None = None,
+    lanes_apart: tuple[bool, ...] = (False, True),
+) -> tuple[LoweredFunc, Any] | str:
+    """Schedule and lower one packed PrimFunc as the kernel ``name``, with the tile by ``tiles`` or the one given.
+
+    ``lanes_apart``: what is tried of it (see :class:`PackedKernel`), in order. Returns the kernels and the scheduled
+    PrimFunc, or why there are none.
+    """
+    attempts = [[PackedKernel(apart, tiles, tile)] for apart in lanes_apart]
+    return _first_that_lowers(name, func, target, attempts)
+
+
+def _first_that_lowers(
+    name: str, func: Any, target: Any, attempts: Iterable[list[Any]]
+) -> tuple[LoweredFunc, Any] | str:
+    """Schedule by the first rules whose result can be lowered."""
     name, func = name.replace(".", "_"), with_c_names(func)
-    attempts: Iterable[list[Any]]
-    if func.attrs and KERNEL_ATTR in func.attrs:
-        attempts = [[PackedKernel(tiles=tiles)], [PackedKernel(lanes_apart=True, tiles=tiles)]]
-    else:
-        attempts = [fallback_rules(), [dlight.gpu.Fallback()], [PlainLoops()]]
     fault = "no schedule rule fits"
     for rules in attempts:
         try:

@@ -17,8 +17,8 @@ __all__ = [
     "Work",
     "choose_group",
     "choose_plain",
-    "choose_pool",
     "choose_tile",
+    "choose_vectors",
     "divisor",
 ]
 
@@ -28,6 +28,12 @@ TEXEL_BYTES = 16
 
 MOST_DEEP = 64
 """NVIDIA's OpenCL takes at most 64 work items of a group along z (CL_DEVICE_MAX_WORK_ITEM_SIZES: 1024, 1024, 64)."""
+
+FEW_GROUPS = 16
+"""So many groups compute what each of them needs whole: more would read the same weights again and again."""
+
+LONG = 64
+"""A sum of more elements than these is long for one thread."""
 
 
 @dataclass(frozen=True)
@@ -96,15 +102,26 @@ def choose_plain(work: Work, max_threads: int, tiles: Tiles = DEFAULT) -> Tile:
     return Tile(1, 1, 1, choose_group((batch * blocks, rows, columns), max_threads, tiles.group))
 
 
-def choose_pool(work: Work, pixels: int, max_threads: int, tiles: Tiles = DEFAULT) -> Tile:
-    """Global pooling: the pixels of a block of channels are shared by a group, if the device may split sums."""
-    blocks = work.shape[1]
-    # few channels, many pixels: the largest group that the target takes
-    split = divisor(pixels, max_threads if tiles.split > 1 and not work.even else 1)
-    if split == 1:
-        return choose_plain(work, max_threads, tiles)
-    group = choose_group((blocks, 1, 1), max_threads // split, max(1, tiles.group // split))
-    return Tile(1, 1, 1, group, split)
+def choose_vectors(work: Work, shares: int, max_threads: int, tiles: Tiles = DEFAULT) -> Tile:
+    """Sums with few results: each is split over so many threads of a group that the device is busy, if it may be.
+
+    ``shares``: into how many the last sum can be cut. Where it reads other sums (``work.sums``), which every group
+    computes for itself, groups are few and large.
+    """
+    batch, blocks = work.shape[:2]
+    if tiles.split == 1:
+        return Tile(1, 1, 1, (divisor(blocks, min(tiles.group, max_threads, MOST_DEEP)), 1, 1))
+    most = min(max_threads, tiles.local_bytes // (TEXEL_BYTES * work.sums))
+    if work.sums > 1:
+        group = divisor(blocks, min(max(1, -(-blocks // FEW_GROUPS)), most, MOST_DEEP))
+        split = divisor(shares, most // group)
+        return Tile(1, 1, 1, (divisor(blocks, max(group, min(most, tiles.group) // split, 1)), 1, 1), split)
+    # beyond a usual group only where each thread would sum long
+    limit = most if shares > LONG * tiles.group else min(most, tiles.group)
+    options = [d for d in range(1, min(shares, limit) + 1) if shares % d == 0]
+    split = next((d for d in options if batch * blocks * d >= tiles.threads), options[-1])
+    group = divisor(blocks, min(max(1, tiles.group // split), most // split, MOST_DEEP))
+    return Tile(1, 1, 1, (group, 1, 1), split)
 
 
 def choose_tile(

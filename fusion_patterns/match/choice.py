@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,7 @@ from fusion_patterns.match.plan import FusionPlan, Input, Match, Outcome, Select
 from fusion_patterns.match.reasons import Reasons
 from fusion_patterns.match.saved import dump
 from fusion_patterns.match.search import Candidate
+from fusion_patterns.match.selection import select
 from fusion_patterns.table.model import Row, Scope
 
 if TYPE_CHECKING:
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 __all__ = ["Choice", "Refusal", "closes_cycle", "composite_names", "match_of"]
 
 Refusal = tuple[Outcome, str]
+
+MOST_TRIES = 4
+"""So often the operators around one anchor are taken in another way when they can't be built."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,6 +35,8 @@ class Choice:
     candidates: tuple[Candidate, ...]
     names: tuple[str, ...]
     removed: tuple[Candidate, ...] = ()
+    at_fault: frozenset[tuple[str, int]] = frozenset()
+    """Function and number of the operators for whose sake they were taken out."""
 
     def plan(self, selection: Selection) -> FusionPlan:
         """Returns the plan that consists of these candidates."""
@@ -55,6 +61,52 @@ class Choice:
             candidates=tuple(candidate for candidate, _ in kept),
             names=tuple(name for _, name in kept),
             removed=(*self.removed, *(candidate for candidate, name in named if name in unwanted)),
+        )
+        return choice.plan(replace(selection, saved_bytes=sum(c.saved for c in choice.candidates)))
+
+    def instead(self, faults: Mapping[str, str], selection: Selection) -> FusionPlan:
+        """Returns the plan without these composites, with the best that their other operators allow instead.
+
+        ``faults``: name of a composite -> name of the value in it that nothing may take, or its own name: then its
+        operators may be taken in another way, a few times. Where it has no value of that name, nothing takes its
+        place.
+        """
+        free: set[tuple[str, int]] = set()
+        at_fault = set(self.at_fault)
+        for candidate, name in zip(self.candidates, self.names, strict=True):
+            graph = candidate.graph
+            ops = {(graph.name, number) for number in candidate.slots}
+            found = {op for op in ops if graph.values[op[1]].name == faults.get(name)}
+            at_fault |= found
+            tries = sum(one.graph is graph and one.anchor == candidate.anchor for one in self.removed)
+            free |= ops if found or (faults.get(name) == name and tries < MOST_TRIES) else set()
+        less = self.without(faults, selection).planner
+        assert isinstance(less, Choice)
+        free -= at_fault
+        refused = {(candidate.graph.name, frozenset(candidate.slots)) for candidate in less.removed}
+        possible: list[Candidate] = []
+        for graph in self.engine.graphs:
+            here = {number for function, number in free if function == graph.name}
+            possible += [
+                candidate
+                for candidate in self.engine.candidates(graph, here)
+                if here.issuperset(candidate.slots)
+                and (graph.name, frozenset(candidate.slots)) not in refused
+            ]
+        chosen, _ = select(possible, lambda candidate: self.engine.refusal(candidate) is None)
+        if closes_cycle([*less.candidates, *chosen]) is not None:
+            chosen = []
+        taken = {str(variable.name_hint) for variable in self.engine.mod.functions} | set(self.names)
+        named = [
+            *zip(less.candidates, less.names, strict=True),
+            *zip(chosen, composite_names(chosen, taken), strict=True),
+        ]
+        named.sort(key=lambda pair: (pair[0].graph.name, pair[0].outputs[0]))
+        choice = replace(
+            less,
+            candidates=tuple(candidate for candidate, _ in named),
+            names=tuple(name for _, name in named),
+            at_fault=frozenset(at_fault),
         )
         return choice.plan(replace(selection, saved_bytes=sum(c.saved for c in choice.candidates)))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Container
 from dataclasses import dataclass, field
 
 from tvm.ir import IRModule
@@ -67,10 +68,11 @@ class Engine:
             names = composite_names(chosen, taken)
         return Choice(self, tuple(chosen), names).plan(selection)
 
-    def candidates(self, graph: Graph) -> list[Candidate]:
-        """Returns all candidates in a function, in program order of their anchors."""
+    def candidates(self, graph: Graph, among: Container[int] | None = None) -> list[Candidate]:
+        """Returns all candidates in a function, or those with an anchor in ``among``, in program order."""
         roots = self.automaton.roots
-        anchors = sorted(number for op, numbers in graph.by_op.items() if op in roots for number in numbers)
+        numbered = (number for op, numbers in graph.by_op.items() if op in roots for number in numbers)
+        anchors = sorted(number for number in numbered if among is None or number in among)
         found: list[Candidate] = []
         for number in anchors:
             anchor = graph.values[number]

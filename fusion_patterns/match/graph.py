@@ -94,8 +94,10 @@ class Graph:
     fields: dict[Any, Any] = field(default_factory=dict)
     """by value or operand, and name: the fields of it that conditions have asked for"""
     answers: dict[Any, dict[int, bool]] = field(default_factory=dict)
-    """by condition and by a number for its subjects: whether it holds"""
+    """by condition and by a number for its subjects, or for their types: whether it holds"""
     _tensors: dict[int, Tensor] = field(default_factory=dict)
+    _kind_of: dict[int, int] = field(default_factory=dict)
+    _kinds: dict[Any, int] = field(default_factory=dict)
 
     @cached_property
     def bindings(self) -> Any:
@@ -126,6 +128,16 @@ class Graph:
         if found is None:
             found = self._tensors[key] = tensor_type(expr.ty)
         return found
+
+    def kind_of(self, expr: relax.Expr) -> int:
+        """Returns a number that all tensors of one dtype and shape have in common."""
+        key = expr.__chandle__()
+        kind = self._kind_of.get(key)
+        if kind is None:
+            tensor, kinds = self.tensor(expr), self._kinds
+            kind = kinds.setdefault((tensor.dtype, tensor.rank, tensor.shape), len(kinds))
+            self._kind_of[key] = kind
+        return kind
 
     def bytes_of(self, value: Value) -> int:
         """Returns the least size that a value's tensor can have."""
@@ -195,7 +207,9 @@ def read_module(mod: IRModule) -> tuple[list[Graph], list[str]]:
         if not isinstance(func, relax.Function):
             continue
         name = str(variable.name_hint)
-        if func.attrs is not None and ("Primitive" in func.attrs or "Composite" in func.attrs):
+        if func.attrs is not None and any(
+            name in func.attrs for name in ("Primitive", "Composite", "Codegen")
+        ):
             composites.append(name)
         else:
             graphs.append(_Reader(name, func, is_elementwise_kernel).read())

@@ -155,6 +155,9 @@ class Planner(Protocol):
     def without(self, names: Iterable[str], selection: Selection) -> FusionPlan:
         """Returns the plan without the composites of these names."""
 
+    def instead(self, faults: Mapping[str, str], selection: Selection) -> FusionPlan:
+        """Returns the plan without these composites, with the best of what remains of each instead."""
+
 
 @dataclass(frozen=True, eq=False)
 class FusionPlan:
@@ -201,6 +204,15 @@ class FusionPlan:
     def without(self, composites: Iterable[str]) -> FusionPlan:
         """Returns the plan without the matches that become these functions; the others keep their names."""
         return self.planner.without(composites, self.selection)
+
+    def instead(self, faults: Mapping[str, str]) -> FusionPlan:
+        """Returns the plan without these composites, with the best that their other operators allow instead.
+
+        ``faults``: name of a composite -> name of the value in it that made it impossible. A composite that has no
+        value of that name goes without a substitute. No operator at fault is ever taken again, so asking again
+        comes to an end.
+        """
+        return self.planner.instead(faults, self.selection)
 
     def to_json(self) -> str:
         """Returns the plan as text, which `from_json` reads."""

@@ -14,7 +14,7 @@ from fusion_patterns.match.graph import Graph, Operand, Value
 from fusion_patterns.match.layouts import Subject, attribute_of, broadcast_forms, layout_of, tensor_of
 from fusion_patterns.match.tensors import Tensor
 from fusion_patterns.table import expr
-from fusion_patterns.table.model import Broadcast, Origin, Predicate
+from fusion_patterns.table.model import PARTS, Broadcast, Origin, Predicate
 
 __all__ = ["Failure", "SameTensor", "Test"]
 
@@ -63,6 +63,7 @@ class SameTensor:
     """The condition that two operands with one name in the row are one tensor."""
 
     origin = Origin()
+    asks_types_only = False
 
     def holds(self, graph: Graph, subjects: Sequence[Subject]) -> bool:
         """Returns whether the condition holds."""
@@ -99,6 +100,11 @@ class Test:
         self._checks = tuple(
             check for field, check in _CHECKS.items() if getattr(predicate, field) is not None
         )
+        # What all tensors of one dtype and shape answer alike; other fields may be attributes.
+        if self._expression is not None:
+            self.asks_types_only = all(field == "shape" for _, field in self._expression.names())
+        else:
+            self.asks_types_only = {_check_dtype, _check_rank, _check_static}.issuperset(self._checks)
 
     def holds(self, graph: Graph, subjects: Sequence[Subject]) -> bool:
         """Returns whether the condition holds."""
@@ -162,9 +168,11 @@ def _known_field(graph: Graph, subject: Subject, field: str) -> Any:
 
 
 def _field(graph: Graph, subject: Subject, field: str) -> Any:
-    """Returns ``subject.field``: an attribute, a dimension by letter, ``shape`` or ``uses``."""
+    """Returns ``subject.field``: an attribute, a dimension by letter, ``shape``, ``uses``, or a node's ``parts``."""
     if field == "uses":
         return _uses(graph, subject)
+    if field == PARTS and isinstance(subject, Value):
+        return len(subject.operands)
     if isinstance(subject, Value) and not field.isupper() and field != "shape":
         found = attribute_of(subject, field)
         if found is None:

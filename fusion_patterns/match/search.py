@@ -139,18 +139,24 @@ class Walk:
             self.observer.entered(state, self._slots, self.steps - before)
 
     def _holds(self, condition: Condition) -> bool:
-        if condition.test is None:
+        test, graph = condition.test, self.graph
+        if test is None:
             return self._may_close(condition.subjects)
         # One number for all subjects: far cheaper than what a tuple of them costs the garbage collector.
         key = 0
         for ref in condition.subjects:
             number, position = (ref, -1) if isinstance(ref, int) else ref
-            key = key << 48 | self._slots[number] << 16 | position + 1
-        answers = self.graph.answers.setdefault(condition.test, {})
+            if test.asks_types_only:
+                # A network has few types, so most of what is asked has been answered for another tensor.
+                value = graph.values[self._slots[number]]
+                key = key << 32 | graph.kind_of(value.var if position < 0 else value.operands[position])
+            else:
+                key = key << 48 | self._slots[number] << 16 | position + 1
+        answers = graph.answers.setdefault(test, {})
         answer = answers.get(key)
         if answer is None:
-            subjects = subjects_of(self.graph, condition, self._slots)
-            answer = answers[key] = condition.test.holds(self.graph, subjects)
+            subjects = subjects_of(graph, condition, self._slots)
+            answer = answers[key] = test.holds(graph, subjects)
         return answer
 
     def _may_close(self, refs: Sequence[Ref]) -> bool:

@@ -7,7 +7,8 @@ where it is defined, once each.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import tvm
@@ -38,7 +39,7 @@ from .layouts import DATA, PLAIN, layout
 from .limits import FOLDINGS, TextureLimits
 from .needs import NotPacked, needs_of, op_name
 from .profiles import Profile, profile_for
-from .traffic import times_read
+from .traffic import LANES, times_read
 
 __all__ = [
     "GLOBAL",
@@ -56,13 +57,20 @@ __all__ = [
 ]
 
 
-def decide(mod: tvm.IRModule, target: Any, profile: Profile | None = None) -> Placement:
+def decide(
+    mod: tvm.IRModule,
+    target: Any,
+    profile: Profile | None = None,
+    *,
+    packed_only: Collection[str] | None = (),
+) -> Placement:
     """Decide the form of every tensor at a composite's edge.
 
     ``target`` gives the device limits and, unless ``profile`` is given, the costs. Composites that can't be
-    packed, and those that cost less in buffers, are listed in ``refused`` and left out.
+    packed, and those that cost less in buffers, are listed in ``refused`` and left out. ``packed_only``: names of the
+    kernels that can't read or write data as the module has it; ``None``: all.
     """
-    work = _Decision(mod, target, profile or profile_for(target))
+    work = _Decision(mod, target, profile or profile_for(target), packed_only)
     for gv, func in sorted(mod.functions_items(), key=lambda item: str(item[0].name_hint)):
         if isinstance(func, relax.Function) and gv.name_hint not in work.composites:
             work.function(str(gv.name_hint), func)
@@ -87,12 +95,20 @@ class _Caller:
     plain: set[Any] = field(default_factory=set)
     values: dict[Any, None] = field(default_factory=dict)
     """Every tensor at a composite's edge, in program order."""
+    direct: dict[Any, tuple[str, tuple[Alternative, ...]]] = field(default_factory=dict)
+    """Plain tensors that packed kernels read as they are, why, and what packing them would have cost."""
 
 
 class _Decision:
-    def __init__(self, mod: tvm.IRModule, target: Any, profile: Profile) -> None:
+    def __init__(
+        self, mod: tvm.IRModule, target: Any, profile: Profile, packed_only: Collection[str] | None
+    ) -> None:
         self.composites = composites_of(mod)
+        self.packed_only = packed_only
         self.limits = TextureLimits.of(target)
+        if not profile.textures:
+            lacking = f"profile `{profile.name}` says that textures bring nothing on its device"
+            self.limits = replace(self.limits, textures=False, lacking=lacking)
         self.placement = Placement(profile)
         self.times: dict[str, tuple[float, ...]] = {}
         for name, func in self.composites.items():
@@ -105,11 +121,16 @@ class _Decision:
     def function(self, name: str, func: Any) -> None:
         """Decide all that one function calls."""
         self._leave_in_buffers(name, func)
+        direct = self._read_as_they_are(self._scan(name, func))
         caller = self._scan(name, func)
+        caller.direct = direct
+        self._write_as_they_are_read(caller)
         chosen: dict[tuple[str, int], Form] = {}
         for value in caller.values:
             self._tensor(caller, value, chosen)
         for callee in caller.made.values():
+            if self._writes_plain(callee):
+                self.placement.outputs[callee] = PLAIN_FORM
             count = len(self.placement.needs[callee].operands)
             self.placement.operands[callee] = tuple(chosen[callee, number] for number in range(count))
 
@@ -131,6 +152,15 @@ class _Decision:
         mark_leaves(func.body.body, caller.plain)
         return caller
 
+    def _writes_plain(self, callee: str | None) -> bool:
+        """Whether a composite's kernel writes its result as the module has it."""
+        return callee is not None and self.placement.needs[callee].output_layout == PLAIN
+
+    def _writer(self, caller: _Caller, value: Any) -> str | None:
+        """The composite that writes a value in packed layout."""
+        made = caller.made.get(value)
+        return None if self._writes_plain(made) else made
+
     def _callee(self, binding: Any) -> str | None:
         """The packed composite that a binding calls."""
         value = getattr(binding, "value", None)
@@ -144,7 +174,11 @@ class _Decision:
     def _leave_in_buffers(self, name: str, func: Any) -> None:
         """Refuse the composites whose conversions would cost more than packing them saves."""
         caller = self._scan(name, func)
-        fixed = {callee for callee in caller.made.values() if has_convolution(self.composites[callee])}
+        fixed = {
+            callee
+            for callee in caller.made.values()
+            if has_convolution(self.composites[callee]) or self._writes_plain(callee)
+        }
         free = set(caller.made.values()) - fixed
         scope = FOLDINGS[0] if self.limits.textures else GLOBAL
         flows = {value: self._flow(caller, value) for value in caller.values if not _is_constant(value)}
@@ -173,11 +207,12 @@ class _Decision:
             )
 
     def _flow(self, caller: _Caller, value: Any) -> Flow:
-        writer = caller.made.get(value)
+        writer = self._writer(caller, value)
         uses = caller.uses.get(value, [])
         data = [use for use in uses if self._operand(use).layout == DATA]
-        if writer is not None:
-            needs = self.placement.needs[writer]
+        made = caller.made.get(value)
+        if made is not None:
+            needs = self.placement.needs[made]
             shape, dtype = needs.output_shape, needs.output_dtype
         else:
             shape, dtype = self._operand(uses[0]).shape, self._operand(uses[0]).dtype
@@ -187,6 +222,8 @@ class _Decision:
         wishes = {self._wish(use).scope for use in data}
         in_buffer = TEXTURE not in wishes and (not wishes or own != TEXTURE)
         is_view = in_buffer and len(shape) == 4 and layout(DATA).is_view(shape)
+        if writer is not None:
+            is_view = is_view or not self._is_read_packed(caller, value)
         return Flow(size, writer, {use.callee for use in data}, plain, is_view)
 
     def _gain(self, callee: str, scope: str) -> int:
@@ -201,11 +238,61 @@ class _Decision:
                 gain -= profile.read(scope, byte_count(packed(operand.shape), operand.dtype), times)
         return gain
 
+    def _read_as_they_are(self, caller: _Caller) -> dict[Any, tuple[str, tuple[Alternative, ...]]]:
+        """Let kernels read plain tensors that no reader wants in texture, where that costs less than packing them."""
+        found = {}
+        for value, uses in caller.uses.items():
+            data = [use for use in uses if self._operand(use).layout == DATA]
+            if value in caller.made or _is_constant(value) or not data:
+                continue
+            if any(self._is_packed_only(use.callee) for use in data):
+                continue
+            if any(self._wish(use).scope == TEXTURE for use in data):
+                continue
+            packed = self._choose(caller, value, DATA, data, True, tiled=True)
+            size = byte_count(self._operand(data[0]).shape, self._operand(data[0]).dtype)
+            read = self.placement.profile.read
+            cost = sum(read(GLOBAL, size, self._wish(use, tiled=True).times) for use in data)
+            if cost >= packed.cost:
+                continue
+            for use in data:
+                self._read_plain(use)
+            reason = f"read as it is: {cost} bytes moved, {packed.cost} if it were packed"
+            found[value] = reason, (*packed.alternatives, Alternative(PLAIN, GLOBAL, cost))
+        return found
+
+    def _write_as_they_are_read(self, caller: _Caller) -> None:
+        """Let kernels write plain what nobody reads packed."""
+        for value, writer in caller.made.items():
+            needs = self.placement.needs[writer]
+            if needs.output_layout == DATA and not self._is_read_packed(caller, value):
+                self.placement.needs[writer] = replace(needs, output_layout=PLAIN)
+
+    def _is_read_packed(self, caller: _Caller, value: Any) -> bool:
+        """Whether a value has to be packed, or may as well be because that is the same bytes."""
+        shape = self.placement.needs[caller.made[value]].output_shape
+        if shape[1] > LANES and shape[1] % LANES:
+            return True  # the last block's lanes would guard the store, and no loop with a guard can be tiled
+        if self._is_packed_only(caller.made[value]):
+            return True
+        uses = caller.uses.get(value, [])
+        return layout(DATA).is_view(shape) or any(self._operand(use).layout == DATA for use in uses)
+
+    def _is_packed_only(self, callee: str) -> bool:
+        kernel = str(self.composites[callee].attrs.get("fusion_patterns.kernel", ""))
+        return self.packed_only is None or kernel in self.packed_only
+
+    def _read_plain(self, use: _Use) -> None:
+        needs = self.placement.needs[use.callee]
+        operands = list(needs.operands)
+        operands[use.operand] = replace(operands[use.operand], layout=PLAIN)
+        self.placement.needs[use.callee] = replace(needs, operands=tuple(operands))
+
     # Texture or buffer --------------------------------------------------------------------------------------
 
     def _tensor(self, caller: _Caller, value: Any, chosen: dict[tuple[str, int], Form]) -> None:
         """Choose the forms of one value: one choice for each layout in which it is read or written."""
-        writer = caller.made.get(value)
+        writer = self._writer(caller, value)
         uses = caller.uses.get(value, [])
         layouts = dict.fromkeys(self._operand(use).layout for use in uses)
         if writer is not None:
@@ -223,8 +310,17 @@ class _Decision:
             self.placement.outputs[writer] = Form(DATA, choices[DATA].scope)
         self.placement.tensors.append(self._decision(caller, value, choices))
 
-    def _choose(self, caller: _Caller, value: Any, name: str, group: list[_Use], elsewhere: bool) -> Choice:
-        writer = caller.made.get(value) if name == DATA else None
+    def _choose(
+        self,
+        caller: _Caller,
+        value: Any,
+        name: str,
+        group: list[_Use],
+        elsewhere: bool,
+        *,
+        tiled: bool = False,
+    ) -> Choice:
+        writer = self._writer(caller, value) if name == DATA else None
         if writer is not None:
             needs = self.placement.needs[writer]
             source, dtype = needs.output_shape, needs.output_dtype
@@ -237,7 +333,7 @@ class _Decision:
             shape,
             dtype,
             byte_count(shape, dtype),
-            tuple(self._wish(use) for use in group),
+            tuple(self._wish(use, tiled=tiled) for use in group),
             own,
             constant=_is_constant(value),
             read_plain=value in caller.plain or elsewhere,
@@ -248,12 +344,22 @@ class _Decision:
     def _decision(self, caller: _Caller, value: Any, choices: dict[str, Choice]) -> TensorDecision:
         writer = caller.made.get(value)
         uses = caller.uses.get(value, [])
+        written = 0
         alternatives: list[Alternative] = [a for choice in choices.values() for a in choice.alternatives]
         conversions: list[Conversion] = [c for choice in choices.values() for c in choice.conversions]
         wishes = tuple(
             sorted((self._wish(use) for use in uses), key=lambda wish: (wish.reader, wish.operand))
         )
-        if writer is not None:
+        if writer is not None and self._writes_plain(writer):
+            needs = self.placement.needs[writer]
+            written = self.placement.profile.write(GLOBAL, byte_count(needs.output_shape, needs.output_dtype))
+            form, reason, by = (
+                PLAIN_FORM,
+                "nobody reads it packed, so it is written as the module has it",
+                INDEPENDENT,
+            )
+            shape, dtype = needs.output_shape, needs.output_dtype
+        elif writer is not None:
             needs = self.placement.needs[writer]
             form, reason = self.placement.outputs[writer], choices[DATA].reason
             shape, dtype = layout(DATA).packed_shape(needs.output_shape), needs.output_dtype
@@ -267,6 +373,9 @@ class _Decision:
             else:
                 form, reason = PLAIN_FORM, "no composite writes it, so it stays as the module has it"
             by = INDEPENDENT
+            if value in caller.direct:
+                reason, weighed = caller.direct[value]
+                alternatives += weighed
         return TensorDecision(
             caller.name,
             self._name(value, uses),
@@ -280,7 +389,7 @@ class _Decision:
             tuple(alternatives),
             tuple(conversions),
             by,
-            sum(choice.cost for choice in choices.values()),
+            sum(choice.cost for choice in choices.values()) + written,
         )
 
     def _name(self, value: Any, uses: list[_Use]) -> str:
@@ -296,11 +405,19 @@ class _Decision:
         attrs = self.composites[composite].attrs[SCOPES_ATTR]
         return {str(key): str(value) for key, value in attrs.items()}
 
-    def _wish(self, use: _Use) -> Wish:
+    def _wish(self, use: _Use, *, tiled: bool = False) -> Wish:
+        """What a reader asks for.
+
+        ``tiled``: what a work item loads serves all the texels that it sums. Between scopes that is the same on both
+        sides; against a conversion, whose cost does not depend on it, it counts.
+        """
         operand = self._operand(use)
         param = self.composites[use.callee].params[operand.param].name
         scope = self._wishes(use.callee).get(param, ANY)
-        return Wish(use.callee, operand.name, operand.layout, scope, self.times[use.callee][use.operand])
+        times = self.times[use.callee][use.operand]
+        if tiled:
+            times = max(1.0, times / self.placement.profile.tiles.accumulators)
+        return Wish(use.callee, operand.name, operand.layout, scope, times)
 
 
 def _is_constant(value: Any) -> bool:

@@ -2,12 +2,13 @@
 
 A layout is written as TVM writes it (``NCHW4c``): capitals are the source's axes in order, a digit and a
 small letter is the inner block of the axis of that name. An axis that the block does not divide is padded
-with zeros.
+with zeros. Where the outer axes are turned the source's are said after an underscore.
 
     NCHW4c     data             (N, C/4, H, W, 4)
     OIHW4i4o   conv weight      (O/4, I/4, H, W, 4, 4): the 16 numbers of a block lie side by side
     OIHW4o     depthwise weight (O/4, I, H, W, 4)
     IOHW4i4o   weight of a transposed conv (I/4, O/4, H, W, 4, 4)
+    OI4o_IO    weight of a dense layer (O/4, I, 4)
     C4c        one number for each channel (C/4, 4)
     plain      row-major, as the module came
 """
@@ -21,13 +22,24 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["CHANNEL_VECTOR", "DATA", "DEPTHWISE", "PLAIN", "TRANSPOSED", "WEIGHT", "Layout", "layout"]
+__all__ = [
+    "CHANNEL_VECTOR",
+    "DATA",
+    "DENSE",
+    "DEPTHWISE",
+    "PLAIN",
+    "TRANSPOSED",
+    "WEIGHT",
+    "Layout",
+    "layout",
+]
 
 PLAIN = "plain"
 DATA = "NCHW4c"
 WEIGHT = "OIHW4i4o"
 DEPTHWISE = "OIHW4o"
 TRANSPOSED = "IOHW4i4o"
+DENSE = "OI4o_IO"
 CHANNEL_VECTOR = "C4c"
 
 
@@ -40,7 +52,16 @@ class Layout:
     @cached_property
     def axes(self) -> str:
         """The source's axes in order, as capitals: ``NCHW``."""
-        return re.sub(r"\d+[a-z]", "", self.name)
+        return self.name.rpartition("_")[2] if "_" in self.name else self._outer
+
+    @cached_property
+    def _outer(self) -> str:
+        return re.sub(r"\d+[a-z]", "", self.name.partition("_")[0])
+
+    @cached_property
+    def order(self) -> tuple[int, ...]:
+        """For each outer axis of the packed tensor the source axis that it is."""
+        return tuple(self.axes.index(letter) for letter in self._outer)
 
     @cached_property
     def blocks(self) -> tuple[tuple[int, int], ...]:
@@ -53,7 +74,7 @@ class Layout:
     def packed_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """The packed shape of a source of ``shape``; split axes are rounded up."""
         factor = dict(self.blocks)
-        outer = tuple(-(-dim // factor.get(axis, 1)) for axis, dim in enumerate(shape))
+        outer = tuple(-(-shape[axis] // factor.get(axis, 1)) for axis in self.order)
         return outer + tuple(size for _, size in self.blocks)
 
     def padded_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -63,14 +84,18 @@ class Layout:
 
     def is_view(self, shape: tuple[int, ...]) -> bool:
         """Whether packing moves nothing: the packed tensor has the source's numbers in the same order."""
-        if len(self.blocks) != 1 or self.padded_shape(shape) != shape:
+        if (
+            len(self.blocks) != 1
+            or self.padded_shape(shape) != shape
+            or self.order != tuple(range(len(shape)))
+        ):
             return False
         return all(dim == 1 for dim in shape[self.blocks[0][0] + 1 :])
 
     def to_packed(self, *index: Any) -> tuple[Any, ...]:
         """The packed position of a source position (an index map for ``relax.op.layout_transform``)."""
         factor = dict(self.blocks)
-        outer = tuple(i // factor[axis] if axis in factor else i for axis, i in enumerate(index))
+        outer = tuple(index[axis] // factor[axis] if axis in factor else index[axis] for axis in self.order)
         return outer + tuple(index[axis] % size for axis, size in self.blocks)
 
     def to_source(self, *index: Any) -> tuple[Any, ...]:
@@ -78,8 +103,8 @@ class Layout:
         rank = len(self.axes)
         inner = {axis: (index[rank + k], size) for k, (axis, size) in enumerate(self.blocks)}
         return tuple(
-            index[axis] * inner[axis][1] + inner[axis][0] if axis in inner else index[axis]
-            for axis in range(rank)
+            index[place] * inner[axis][1] + inner[axis][0] if axis in inner else index[place]
+            for axis, place in enumerate(map(self.order.index, range(rank)))
         )
 
     def pack(self, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -96,7 +121,7 @@ class Layout:
                 split += [dim // factor[axis], factor[axis]]
             else:
                 split.append(dim)
-        order = outer + [inner[axis] for axis, _ in self.blocks]
+        order = [outer[axis] for axis in self.order] + [inner[axis] for axis, _ in self.blocks]
         return np.ascontiguousarray(array.reshape(split).transpose(order))
 
 

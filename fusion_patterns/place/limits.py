@@ -41,6 +41,8 @@ class TextureLimits:
     textures: bool
     spatial: int
     depth: int
+    lacking: str = "the target has no `texture` key"
+    """Why there are no textures, where there are none."""
 
     @classmethod
     def of(cls, target: Any) -> TextureLimits:
@@ -55,7 +57,7 @@ class TextureLimits:
     def why_not(self, scope: str, shape: tuple[int, ...], dtype: str) -> str | None:
         """Why a tensor can't be an image in ``scope``; ``None`` if it can."""
         if not self.textures:
-            return "the target has no `texture` key"
+            return self.lacking
         if dtype not in ("float32", "float16"):
             return f"{dtype} has no image format"
         if len(shape) < 3 or shape[-1] != TEXEL_LANES:

@@ -14,7 +14,7 @@ from typing import Any
 
 from tvm import relax
 
-from .layouts import CHANNEL_VECTOR, DATA, DEPTHWISE, PLAIN, TRANSPOSED, WEIGHT
+from .layouts import CHANNEL_VECTOR, DATA, DENSE, DEPTHWISE, PLAIN, TRANSPOSED, WEIGHT
 
 __all__ = [
     "ELEMENTWISE",
@@ -40,6 +40,8 @@ ELEMENTWISE = frozenset(f"relax.{name}" for name in _ELEMENTWISE.split())
 
 SHUFFLE_STEPS = ("relax.reshape", "relax.permute_dims", "relax.reshape")
 SHUFFLE = frozenset(SHUFFLE_STEPS)
+FLATTENS = frozenset(("relax.reshape", "relax.squeeze", "relax.nn.batch_flatten"))
+ROW_RANK = 2
 
 
 class NotPacked(Exception):
@@ -118,6 +120,8 @@ class _Reader:
         self.reads: dict[tuple[int, int], int] = {}
         self.reduced: set[Any] = set()
         """Values that a reduction went into: to broadcast one would compute it again for every pixel."""
+        self.rows: set[Any] = set()
+        """Of them, what a dense layer computed: (N, C), row-major."""
 
     def read(self, binding: int, arg: int, expr: Any, layout: str, culprit: str) -> None:
         """Note that an op's argument reads ``expr`` in ``layout``, if ``expr`` is a parameter."""
@@ -184,6 +188,9 @@ def needs_of(func: Any) -> Needs:
             continue
         shape = static_shape(binding.var)
         op = op_name(call)
+        if shape is not None and len(shape) == ROW_RANK:
+            _row(reader, number, binding, op, shape)
+            continue
         if op in SHUFFLE and shape is not None:
             _shuffle(reader, number, call, bindings, name)
             continue
@@ -203,20 +210,46 @@ def needs_of(func: Any) -> Needs:
     shape = static_shape(output)
     if shape is None or not any(output.same_as(b.var) for b in bindings):
         raise NotPacked("the composite returns more than one value", "")
-    return Needs(tuple(reader.operands), reader.reads, DATA, shape, str(output.ty.dtype))
+    if len(shape) == ROW_RANK and output not in reader.rows:
+        raise NotPacked("rows that no dense layer computed have no packed kernel", str(output.name))
+    held = PLAIN if len(shape) == ROW_RANK else DATA
+    return Needs(tuple(reader.operands), reader.reads, held, shape, str(output.ty.dtype))
+
+
+def _row(reader: _Reader, number: int, binding: Any, op: str, shape: tuple[int, ...]) -> None:
+    """Values of two dimensions (N, C): averages of whole images, what a dense layer makes of rows, its epilogue."""
+    call, name = binding.value, str(binding.var.name)
+    tensors = tensor_args(call)
+    if op == "relax.mean":
+        (kind,) = _global_pool(call, name)
+        reader.read(number, 0, tensors[0], kind, name)
+    elif op in FLATTENS and tensors[0] in reader.reduced and static_shape(tensors[0]) == (*shape, 1, 1):
+        pass
+    elif op == "relax.matmul":
+        if tensors[0] in reader.rows:
+            raise NotPacked(f"`{name}` multiplies what the composite's own dense layer computes", name)
+        for arg, (expr, kind) in enumerate(zip(tensors, _dense(call, name), strict=True)):
+            reader.read(number, arg, expr, kind, name)
+        reader.rows.add(binding.var)
+    elif op in ELEMENTWISE - {"relax.nn.prelu"} and any(tensor in reader.rows for tensor in tensors):
+        for arg, expr in enumerate(tensors):
+            operand = static_shape(expr)
+            if operand is None or len(operand) > ROW_RANK:
+                raise NotPacked(f"an operand of `{name}` is not a row of known size", name)
+            reader.read(number, arg, expr, PLAIN, name)
+        reader.rows.add(binding.var)
+    else:
+        raise NotPacked(f"no packed kernel for {op or type(call).__name__} on rows", name)
+    reader.reduced.add(binding.var)
 
 
 def _shuffle(reader: _Reader, number: int, call: Any, bindings: list[Any], name: str) -> None:
     """Channels shuffled between groups: (N, G, C/G, H, W) -> (N, C/G, G, H, W), before and after (N, C, H, W)."""
     steps = [binding.value for binding in bindings[number : number + 3]]
-    if op_name(call) == "relax.reshape" and call.args[0] in reader.number:
+    source = static_shape(call.args[0])
+    if op_name(call) == "relax.reshape" and source is not None and len(source) == 4:
         shapes = [static_shape(step) for step in steps]
-        source = static_shape(call.args[0])
-        if (
-            [op_name(step) for step in steps] == list(SHUFFLE_STEPS)
-            and None not in shapes
-            and source is not None
-        ):
+        if [op_name(step) for step in steps] == list(SHUFFLE_STEPS) and None not in shapes:
             split = shapes[0]
             assert split is not None
             n, channels, height, width = source
@@ -296,21 +329,32 @@ def _pool2d(call: Any, culprit: str) -> tuple[str, ...]:
 def _global_pool(call: Any, culprit: str) -> tuple[str, ...]:
     (data,) = _floats(call, culprit)
     result = static_shape(call)
-    if result is None or result != (data[0], data[1], 1, 1):
+    if result not in ((data[0], data[1], 1, 1), data[:2]):
         raise NotPacked("only pooling of the whole image has a packed kernel", culprit)
     return (DATA,)
+
+
+def _adaptive_pool(call: Any, culprit: str) -> tuple[str, ...]:
+    if str(call.attrs.layout) != "NCHW":
+        raise NotPacked(f"pooling in layout {call.attrs.layout} has no packed kernel", culprit)
+    _floats(call, culprit)
+    return (DATA,)
+
+
+def _dense(call: Any, culprit: str) -> tuple[str, ...]:
+    shapes = [static_shape(expr) for expr in tensor_args(call)]
+    if any(shape is None or len(shape) != ROW_RANK for shape in shapes):
+        raise NotPacked("matmul needs two tensors of two static dimensions for a packed kernel", culprit)
+    for expr in tensor_args(call):
+        if str(expr.ty.dtype) not in ("float32", "float16"):
+            raise NotPacked(f"matmul on {expr.ty.dtype} has no packed kernel", culprit)
+    return PLAIN, DENSE
 
 
 def _concat(call: Any, culprit: str) -> tuple[str, ...]:
     if int(call.attrs.axis) not in (1, -3):
         raise NotPacked(f"concat along axis {call.attrs.axis}, not the channels", culprit)
-    parts = _floats(call, culprit)
-    for position, part in enumerate(parts[:-1]):
-        if part[1] % 4:
-            raise NotPacked(
-                f"part {position} of the concat has {part[1]} channels, 4 does not divide them", culprit
-            )
-    return (DATA,) * len(parts)
+    return (DATA,) * len(_floats(call, culprit))
 
 
 def _resize2d(call: Any, culprit: str) -> tuple[str, ...]:
@@ -331,8 +375,8 @@ def _slice(call: Any, culprit: str) -> tuple[str, ...]:
     if len(numbers) < 3 or numbers[0] != [1] or (len(numbers) > 3 and numbers[3] != [1]):
         raise NotPacked("only a slice of consecutive channels has a packed kernel", culprit)
     begin = numbers[1][0]
-    if not isinstance(begin, int) or begin < 0 or begin % 4:
-        raise NotPacked(f"the slice begins at channel {begin}, inside a block of four", culprit)
+    if not isinstance(begin, int) or begin < 0:
+        raise NotPacked(f"the slice begins at channel {begin}, not at a known one", culprit)
     _floats(call, culprit)
     return (DATA,)
 
@@ -357,7 +401,7 @@ _ANCHORS: dict[str, Callable[[Any, str], tuple[str, ...]]] = {
     "relax.nn.conv2d_transpose": _conv2d_transpose,
     "relax.nn.max_pool2d": _pool2d,
     "relax.nn.avg_pool2d": _pool2d,
-    "relax.nn.adaptive_avg_pool2d": _global_pool,
+    "relax.nn.adaptive_avg_pool2d": _adaptive_pool,
     "relax.mean": _global_pool,
     "relax.concat": _concat,
     "relax.image.resize2d": _resize2d,

@@ -38,10 +38,9 @@ def composite_values(fused: tvm.IRModule, placement: Placement, function: str) -
                 form = placement.outputs[str(callee)]
                 suffix = form.layout.lower() + ("" if form.scope == GLOBAL else "_texture")
                 name = str(binding.var.name)
+                held = name if form.is_plain else f"{name}_{suffix}"
                 row = str(composites[str(callee)].attrs["Composite"])
-                found.append(
-                    CompositeValue(name, f"{name}_{suffix}", form.layout, str(callee), row, binding.var)
-                )
+                found.append(CompositeValue(name, held, form.layout, str(callee), row, binding.var))
     return found
 
 

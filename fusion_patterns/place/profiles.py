@@ -7,6 +7,7 @@ profiles lie in ``place/profiles``; each says in ``sources`` where its numbers c
 from __future__ import annotations
 
 import os
+from collections import Counter
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
@@ -20,6 +21,7 @@ from pydantic import (
     NonNegativeInt,
     PositiveInt,
     ValidationError,
+    field_validator,
 )
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
@@ -32,6 +34,7 @@ __all__ = [
     "Profile",
     "ProfileLike",
     "Tiles",
+    "TunedTile",
     "as_profile",
     "load_profile",
     "profile_for",
@@ -69,20 +72,52 @@ class Tiles(_Data):
     local_bytes: PositiveInt = 16384
 
 
+class TunedTile(_Data):
+    """The tile that was fastest for one kernel, as ``fusion-patterns tune`` found it.
+
+    ``key``: of the kernel (`lower.tuned.kernel_key`). ``label``: the row it was made by. ``blocks``,
+    ``rows``, ``columns``: texels of one work item. ``group``: work items of a group along z, y, x.
+    ``split``: over how many work items a sum is split. ``default_us``, ``best_us``: microseconds of one
+    launch with the tile that `tiles` lead to, and with this one.
+    """
+
+    key: str = Field(pattern=r"^[0-9a-f]{16}$")
+    label: str = ""
+    blocks: PositiveInt
+    rows: PositiveInt
+    columns: PositiveInt
+    group: tuple[PositiveInt, PositiveInt, PositiveInt]
+    split: PositiveInt = 1
+    default_us: NonNegativeFloat
+    best_us: NonNegativeFloat
+
+
 class Profile(_Data):
     """A device's weights.
 
-    ``keys``: the target keys that choose it; with none it is chosen by name only. ``tiles``: how work is
-    cut. ``launch``: cost of starting one kernel, in bytes. ``sources``: where the numbers come from.
+    ``keys``: the target keys that choose it; with none it is chosen by name only. ``textures``: whether images
+    bring anything there; where not, who asks for texture gets a buffer. ``tiles``: how work is
+    cut; ``tuned``: tiles of single kernels, which were measured and go before it. ``launch``: cost of
+    starting one kernel, in bytes. ``sources``: where the numbers come from.
     """
 
     name: str
     keys: tuple[str, ...]
+    textures: bool = True
     texture: Memory
     buffer: Memory
     launch: NonNegativeInt
     tiles: Tiles = Tiles()
+    tuned: tuple[TunedTile, ...] = ()
     sources: tuple[str, ...] = Field(min_length=1)
+
+    @field_validator("tuned")
+    @classmethod
+    def _one_tile_for_a_kernel(cls, tuned: tuple[TunedTile, ...]) -> tuple[TunedTile, ...]:
+        twice = [key for key, count in Counter(one.key for one in tuned).items() if count > 1]
+        if twice:
+            raise ValueError(f"kernel {twice[0]} has more than one tile")
+        return tuned
 
     def memory(self, scope: str) -> Memory:
         """The weights of a memory scope: every ``global.texture*`` is texture."""

@@ -71,6 +71,8 @@ class _Scope:
     name: str
     forms: dict[Any, dict[Form, _Packed]] = field(default_factory=dict)
     plain: set[Any] = field(default_factory=set)
+    rows: set[Any] = field(default_factory=set)
+    """Results of composites that are written plain."""
 
 
 class _Rewriter:
@@ -186,7 +188,7 @@ class _Rewriter:
 
     def _function(self, name: str, func: Any) -> Any:
         scope = self._scan(name, func)
-        if not scope.forms:
+        if not scope.forms and not scope.rows:
             return func
         lead = [b for param in func.params for b in self._packings(scope, param)]
         body = self._seq(func.body, scope)
@@ -204,8 +206,12 @@ class _Rewriter:
                 mark_plain(binding, scope.plain)
                 continue
             needs, forms = self.placement.needs[callee], self.placement.operands[callee]
-            own = own_form[binding.var] = self.placement.outputs[callee]
-            self._want(scope, binding.var, own, needs.output_shape, needs.output_dtype)
+            own = self.placement.outputs[callee]
+            if own.is_plain:
+                scope.rows.add(binding.var)
+            else:
+                own_form[binding.var] = own
+                self._want(scope, binding.var, own, needs.output_shape, needs.output_dtype)
             for operand, form in zip(needs.operands, forms, strict=True):
                 value = binding.value.args[operand.param]
                 if form.is_plain:
@@ -265,8 +271,10 @@ class _Rewriter:
                 args.append(self._constant(value, form, operand.shape))
             else:
                 args.append(scope.forms[value][form].var)
-        packed = scope.forms[binding.var][own]
         call = self.builder.normalize(relax.Call(self.callees[callee], args))
+        if own.is_plain:
+            return [relax.VarBinding(binding.var, call), *self._packings(scope, binding.var)]
+        packed = scope.forms[binding.var][own]
         bindings = [relax.VarBinding(packed.var, call)]
         if binding.var in scope.plain:
             convert = self._conversion(needs.output_shape, needs.output_dtype, own, PLAIN_FORM)

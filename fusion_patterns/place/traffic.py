@@ -14,7 +14,7 @@ from typing import Any
 from .layouts import DEPTHWISE
 from .needs import Needs, op_name, static_shape, tensor_args
 
-__all__ = ["times_read"]
+__all__ = ["LANES", "times_read"]
 
 LANES = 4
 
@@ -53,6 +53,10 @@ def _window(
     return prod(result) * prod(int(size) for size in call.attrs.pool_size) / prod(shapes[arg])
 
 
+def _dense(call: Any, arg: int, shapes: list[tuple[int, ...]], result: tuple[int, ...], alone: bool) -> float:
+    return result[0] if arg else result[1] / LANES
+
+
 def _whole(call: Any, arg: int, shapes: list[tuple[int, ...]], result: tuple[int, ...], alone: bool) -> float:
     return 1.0
 
@@ -70,6 +74,7 @@ _COUNTS: dict[str, _Count] = {
     "relax.nn.avg_pool2d": _window,
     "relax.nn.adaptive_avg_pool2d": _whole,
     "relax.mean": _whole,
+    "relax.matmul": _dense,
     "relax.concat": _whole,
     "relax.strided_slice": _whole,
 }

@@ -36,7 +36,8 @@ class Report:
 
     ``launches``: kernels that one run starts, layout conversions included. ``conversions``: layout transforms at run
     time. ``copies``: copies between scopes at run time. ``texture_values``/``global_values``: tensors that kernels
-    write, with their bytes (a symbolic dimension counts as one). ``compile_seconds``: by stage.
+    write, with their bytes (a symbolic dimension counts as one). ``compile_seconds``: by stage. ``tuned``: kernels that
+    the profile has a measured tile for; ``tuned_left_aside``: those that could not take it, with the reason.
     """
 
     composites: dict[str, int] = field(default_factory=dict)
@@ -51,6 +52,8 @@ class Report:
     global_bytes: int = 0
     declined: list[Declined] = field(default_factory=list)
     compile_seconds: dict[str, float] = field(default_factory=dict)
+    tuned: int = 0
+    tuned_left_aside: dict[str, str] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """The report as plain data, ready for JSON."""

@@ -40,6 +40,10 @@ def render_report(report: Report, *, stock_launches: int | None = None, reasons:
     total = sum(report.compile_seconds.values())
     stages = ", ".join(f"{name} {value:.2f}" for name, value in report.compile_seconds.items())
     lines.append(f"compile seconds  {total:.2f} ({stages})")
+    if report.tuned:
+        aside = report.tuned_left_aside
+        lines.append(f"measured tiles   {report.tuned - len(aside)} used, {len(aside)} left aside")
+        lines += [f"  {kernel}: {reason}" for kernel, reason in list(aside.items())[:reasons]]
     counted = Counter((entry.row, entry.reason, entry.where) for entry in report.declined)
     if counted:
         lines.append(f"declined         {len(report.declined)}; most frequent:")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -103,6 +104,7 @@ class Session:
             constant = self.pool.tensor(array.shape, tensor.dtype, tensor.scope, f"constant {name}")
             constant.write(self.queue, array)
             self.constants[name] = constant
+        self.is_straight = not any(isinstance(step, If) for step in steps)
         self._lifetimes: dict[tuple[int, Result], list[tuple[Step, tuple[str, ...]]]] = {}
 
     def run(self, inputs: Mapping[str, object] | Sequence[object], function: str = "main") -> list[Array]:
@@ -128,6 +130,10 @@ class Session:
     ) -> list[KernelTime]:
         """Time every kernel and copy of a run, after one run to warm up; in the order of their first launch.
 
+        No kernel starts before all of its run are in the queue: launching takes the host longer than a short kernel
+        takes the device, and a device that waited adds the time of waking up. A run that looks at a condition on its
+        way can't be held back so.
+
         Raises:
             ValueError: `repeats` is less than one.
             FusionPatternsError: as `run` does.
@@ -137,7 +143,7 @@ class Session:
         runs: list[list[_Started]] = []
         for _ in range(repeats + 1):
             run = _Run(self)
-            run.results(function, inputs)
+            run.results(function, inputs, held=self.is_straight)
             runs.append(run.started)
         groups: dict[tuple[str, str], list[list[int]]] = {}
         for same in zip(*runs[1:], strict=True):  # the same launch in every repeat
@@ -176,7 +182,9 @@ class _Run:
         self.queue = session.queue
         self.started: list[_Started] = []
 
-    def results(self, name: str, inputs: Mapping[str, object] | Sequence[object]) -> list[Array]:
+    def results(
+        self, name: str, inputs: Mapping[str, object] | Sequence[object], *, held: bool = False
+    ) -> list[Array]:
         if name not in self.session.manifest.functions:
             known = ", ".join(self.session.manifest.functions)
             raise ManifestError(f"no function {name!r}; there are: {known}")
@@ -192,12 +200,24 @@ class _Run:
             return value
 
         try:
-            value = self.call(function, tuple(upload(p.name, p.tensor) for p in function.params))
+            args = tuple(upload(p.name, p.tensor) for p in function.params)
+            with self.held() if held else nullcontext():
+                value = self.call(function, args)
             results = list(self.download(value))
             self.queue.finish()
         except opencl().Error as error:
             raise self.failure(error) from None
         return results
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Let what is put into the queue meanwhile wait until all of it is there."""
+        gate = opencl().UserEvent(self.session.device.context)
+        opencl().enqueue_barrier(self.queue, wait_for=[gate])
+        try:
+            yield
+        finally:
+            gate.set_status(opencl().command_execution_status.COMPLETE)
 
     def failure(self, error: Exception) -> DeviceError:
         """What to say of an error that shows only when the queue is waited for."""

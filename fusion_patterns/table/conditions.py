@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from fusion_patterns.table import expr
 from fusion_patterns.table.expand import Alternative
 from fusion_patterns.table.faults import Fault, did_you_mean
-from fusion_patterns.table.model import Predicate
+from fusion_patterns.table.model import PARTS, Predicate
 from fusion_patterns.table.ops import OPS
 from fusion_patterns.table.source import Path
 
@@ -142,6 +142,6 @@ def _that(path: Path, text: str, nodes: _Nodes, tensors: tuple[str, ...], label:
             known = f"a tensor has `shape`, `uses` and dimensions such as `{subject}.C`"
             message = f"'{subject}.{field}' is not known: {known}"
             yield Fault(path, label + message, column=column)
-        else:
+        elif field != PARTS:
             for fault in _attribute(path, field, nodes[subject], label):
                 yield fault._replace(column=column)

@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 __all__ = [
+    "PARTS",
     "Broadcast",
     "Fragment",
     "Node",
@@ -28,6 +29,10 @@ __all__ = [
     "Table",
     "TargetSpec",
 ]
+
+
+PARTS = "parts"
+"""The field of a node, in ``that:``, that says how many tensors its operator takes."""
 
 
 def _as_tuple(value: Any) -> Any:

@@ -13,7 +13,7 @@ from itertools import product
 from typing import Any
 
 from fusion_patterns.table import expr
-from fusion_patterns.table.model import Broadcast, Predicate, Row
+from fusion_patterns.table.model import PARTS, Broadcast, Predicate, Row
 from fusion_patterns.table.ops import OPS
 from fusion_patterns.testing.shapes import Shape, Type
 from fusion_patterns.testing.spec import Graph
@@ -104,6 +104,10 @@ class _Asked:
     def _field(self, subject: _Subject, field: str) -> Any:
         if field == "uses":
             return self.graph.uses(self._value(subject))
+        if field == PARTS and isinstance(subject, str):
+            op = self.graph.op_of(subject)
+            assert op is not None
+            return len(op.args)
         if field == "shape":
             return self._static(subject)
         if field.isupper():

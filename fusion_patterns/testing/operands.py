@@ -247,6 +247,8 @@ class Operands:
         if all(slot.value is None for slot in slots):
             self.natural(slots[0], 2)
         first, second = slots
+        if not all(self.draft.shape(slot.value) for slot in slots if slot.value is not None):
+            raise Infeasible("matmul of a number")
         if second.value is None:
             self._tensor(second, (self.draft.shape(str(first.value))[-1], self.out), constants=(True, False))
         elif first.value is None:
@@ -303,8 +305,11 @@ class Operands:
                 label, "method", ("nearest_neighbor", "linear", "cubic")[: 2 + self._is_broken(label)]
             )
             mode = "asymmetric" if method == "nearest_neighbor" else "half_pixel"
+            # the size of another image, so that both can meet in one operator
+            others = {t.shape[2:] for t in self.draft.tensors if len(t.shape) == 4 and not t.constant}
+            known = sorted(o for o in others if layout == "NCHW" and all(isinstance(d, int) for d in o))
             return {
-                "size": [2 * sizes["H"], 2 * sizes["W"]],
+                "size": list(self.pick(((2 * sizes["H"], 2 * sizes["W"]), *known))),
                 "method": method,
                 "coordinate_transformation_mode": mode,
                 "rounding_method": "floor" if method == "nearest_neighbor" else "",
@@ -329,7 +334,9 @@ class Operands:
         raise Infeasible(f"no attributes for {op}")
 
     def _reshaped(self, shape: Shape) -> list[Dim]:
-        """Channels split into two groups, or two axes of them joined again; else one more axis."""
+        """One pixel as a row, channels split into two groups, or two axes of them joined; else one more axis."""
+        if len(shape) == 4 and shape[2:] == (1, 1):
+            return list(shape[:2])
         if len(shape) == 4 and isinstance(shape[1], int) and shape[1] % 2 == 0:
             return [shape[0], 2, shape[1] // 2, *shape[2:]]
         if len(shape) == 5 and isinstance(shape[1], int) and isinstance(shape[2], int):

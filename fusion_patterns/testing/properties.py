@@ -96,7 +96,16 @@ def declines(miss: NearMiss, row: Row, table: Table) -> None:
         return  # read otherwise, the operators are the row's
     plan = match_plan(build(instance.graph), table_of(_numbered(row), table))
     members = set(instance.members)
+    may_stay_out = {
+        op
+        for node, ops in instance.nodes.items()
+        if row.nodes[node].optional
+        for op in ops
+        if not miss.escape
+    }
     for match in plan.matches:
+        if members - may_stay_out <= _names(match.ops) < members:
+            return  # the row's without the optional node that the condition is on
         if members <= _names(match.ops):
             nodes = {node: tuple(str(var.name) for var in ops) for node, ops in match.nodes.items()}
             read_otherwise = nodes != dict(instance.nodes) or not miss.broken
@@ -269,7 +278,7 @@ def agrees_on_scopes(spec: Spec, table: Table, target: Any = None) -> None:
         placement = decide(outlined, target)
         if not placement.refused:
             break
-        plan = plan.without(placement.refused)
+        plan = plan.instead({name: culprit for name, (_, culprit) in placement.refused.items()})
     placed, _ = place(outlined, target, placement)
     with target:
         fused = fuse(placed)

@@ -218,6 +218,7 @@ def _flat(operands: Sequence[Type], attrs: Attrs) -> Type:
 
 def _batch_flat(operands: Sequence[Type], attrs: Attrs) -> Type:
     shape, dtype = operands[0]
+    _require(len(shape) > 0, "batch_flatten of a number")
     return Type((shape[0], prod(map(_number, shape[1:]))), dtype)
 
 

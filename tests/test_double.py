@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 import tvm
@@ -12,9 +9,10 @@ from networks import run_on_cpu
 from test_normalise import const, function
 from tvm import relax, te
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from bench.double import in_double
+from fusion_patterns import verify
+from fusion_patterns.double import in_double
+from fusion_patterns.errors import BuildError
+from fusion_patterns.run import Device
 
 
 def cancelling(bb, x):
@@ -48,3 +46,24 @@ def test_everything_is_computed_in_float64(build) -> None:
         exact = function(lambda bb, x: bb.emit(relax.op.nn.conv2d(x, weight, padding=1)), (1, 3, 5, 5))
         (plain,) = in_double(exact, {"x0": x})
         np.testing.assert_allclose(double, plain, atol=1e-8)
+
+
+@pytest.mark.opencl
+def test_float64_judges_where_the_cpu_loses_digits(opencl_device: Device) -> None:
+    """The large number is folded away here, and rounded to by the untouched module."""
+    report = verify(function(cancelling, (1, 3, 5, 5)), device=opencl_device.info.index)
+    assert [check.name for check in report.outputs] == ["output 0, against float64"]
+    assert report.ok
+    assert report.worst < 1e-6
+    assert report.first_wrong is None
+
+
+def test_another_function_is_widened_by_name() -> None:
+    mod = function(cancelling, (1, 3, 5, 5))
+    mod["other"] = mod["main"].with_attr("global_symbol", "other")
+    x = np.random.default_rng(0).standard_normal((1, 3, 5, 5)).astype("float32")
+    with pytest.raises(BuildError, match=r"the constants of `(main|other)` can't be widened to float64"):
+        in_double(mod, {"x0": x}, "other")
+    plain = function(with_a_kernel, (1, 3, 5, 5))
+    plain["other"] = plain["main"].with_attr("global_symbol", "other")
+    assert in_double(plain, {"x0": x}, "other")[0].dtype == np.float64

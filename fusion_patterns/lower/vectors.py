@@ -1,0 +1,193 @@
+"""Kernels whose results are few: sums over a whole image, or over all channels of one pixel.
+
+Each sum is split over a work group, and its shares are added up through local memory, in two steps where there are
+many. What another sum of the same kernel reads (the channels of a pool, the hidden vector of squeeze-and-excitation) is
+computed by every group for itself and staged in local memory:
+
+    shares of a sum -> sum -> its epilogue, staged -> shares of the next sum -> sum -> epilogue, result
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tvm import s_tir, tirx
+from tvm_ffi import structural_walk
+
+from .split import REDUCE, inside
+from .tiles import Tile, divisor
+
+__all__ = ["Sum", "schedule_vectors"]
+
+MANY = 16
+"""More shares than these are added up in two steps."""
+LANES = 4
+
+
+@dataclass(frozen=True)
+class Sum:
+    """A reduction of the kernel.
+
+    ``block``; ``cut``: its first so many reduction loops, as one, are cut into ``split`` shares; ``read``: reads its
+    operands by texels (block of one share, the loop inside of which).
+    """
+
+    block: Any
+    cut: int
+    split: int
+    read: Callable[[Any, Any], None]
+
+
+def schedule_vectors(
+    sch: s_tir.Schedule, last: Any, stages: list[Sum | Any], tile: Tile, *, apart: bool = False
+) -> None:
+    """Schedule a kernel of sums with few results.
+
+    ``last`` writes the result: (N, C/4, 1, 1, 4), or (N, C) row-major. ``stages``: in program order the sums, and the
+    blocks between them that are staged in local memory. ``tile``: how many blocks of the result belong to a group
+    (``group[0]``), and over how many threads (``split``) the last sum of each is split. ``apart``: stage without
+    vectors, for ops that TVM can't vectorize.
+    """
+    _Vectors(sch, tile, apart).run(last, stages)
+
+
+class _Vectors:
+    def __init__(self, sch: s_tir.Schedule, tile: Tile, apart: bool) -> None:
+        self.sch, self.apart = sch, apart
+        self.blocks, self.split = tile.group[0], tile.split
+        self.group: Any = None
+
+    def run(self, last: Any, stages: list[Sum | Any]) -> None:
+        sch = self.sch
+        steps = [self._cut(stage) if isinstance(stage, Sum) else [] for stage in stages]
+        final = max(number for number, stage in enumerate(stages) if isinstance(stage, Sum))
+        loops = self._groups(last)
+        row = len(loops) == 1
+        # Consumers before what they read: a block can only be placed where all of its readers are. All are placed
+        # before any is told off to threads: a guard would hide from TVM how much of a vector is read.
+        copies: list[list[Any]] = []
+        for stage, adding in reversed(list(zip(stages, steps, strict=True))):
+            copies.insert(0, [self._place_step(block) for block in reversed(adding)][::-1])
+            if not adding:
+                self._place(stage)
+        for number, stage in enumerate(stages):
+            # of the last sum a group computes its own part, of those before it all
+            own = number >= final
+            for step, (block, copy) in enumerate(zip(steps[number], copies[number], strict=True)):
+                thread = self._each(copy, own)
+                sch.compute_at(block, thread, preserve_unit_loops=True)
+                self._add_up(block, thread, stage if step == 0 else None)
+            if not isinstance(stage, Sum):
+                self._each(stage, own, apart=self.apart)
+        self._tell_off(loops, own=True, row=row)
+
+    def _groups(self, last: Any) -> list[Any]:
+        """Cut the result into groups; returns the loops over what a group writes, lanes in vectors."""
+        sch = self.sch
+        batch, channel, *rest = sch.get_loops(last)
+        outer, channel = sch.split(channel, [None, self.blocks * (1 if rest else LANES)])
+        sch.bind(batch, "blockIdx.y")
+        sch.bind(outer, "blockIdx.x")
+        self.group = outer
+        if rest:
+            sch.vectorize(rest.pop())
+        return [channel, *rest]
+
+    # Sums -----------------------------------------------------------------------------------------------------
+
+    def _cut(self, stage: Sum) -> list[Any]:
+        """Cut a sum into shares; returns the reductions that make it up, the shares first, the sum last."""
+        sch, block = self.sch, stage.block
+        if stage.split == 1:
+            return [block]
+        spatial, reduce = self._by_kind(block)
+        axis = sch.fuse(*reduce[: stage.cut]) if stage.cut > 1 else reduce[0]
+        # neighbouring threads take neighbouring shares: they read side by side
+        _, share = sch.split(axis, [None, stage.split])
+        steps = [sch.rfactor(share, len(spatial) - 1)]
+        few = divisor(stage.split, MANY)
+        if stage.split > MANY and few > 1:
+            _, (share,) = self._by_kind(block)
+            _, share = sch.split(share, [None, few])
+            steps.append(sch.rfactor(share, len(spatial) - 1))
+        return [*steps, block]
+
+    def _place_step(self, block: Any) -> Any:
+        """A step sums in registers; returns the block that leaves its sums in local memory."""
+        copy = self.sch.cache_write(block, 0, "local")
+        self._place(copy)
+        self.sch.compute_at(block, self.group, preserve_unit_loops=True)
+        return copy
+
+    def _add_up(self, block: Any, thread: Any, stage: Sum | None) -> None:
+        sch = self.sch
+        # once placed, a block has one loop for each of its axes
+        loops = inside(sch, block, thread)
+        kinds = [int(axis.iter_type) for axis in sch.get(block).iter_vars]
+        spatial = [loop for loop, kind in zip(loops, kinds, strict=True) if kind != REDUCE]
+        reduce = [loop for loop, kind in zip(loops, kinds, strict=True) if kind == REDUCE]
+        sch.reorder(*spatial[:-1], *reduce, spatial[-1])
+        if stage is not None:
+            stage.read(block, reduce[0])
+            for loop in reduce[1:]:
+                sch.unroll(loop)
+        sch.vectorize(spatial[-1])
+        init = sch.decompose_reduction(block, reduce[0])
+        sch.vectorize(inside(sch, init, thread)[-1])
+
+    def _by_kind(self, block: Any) -> tuple[list[Any], list[Any]]:
+        """Of a block's loops those over results and those of the reduction, in whatever order they are."""
+        loops = list(self.sch.get_loops(block))
+        realize = self.sch.get(loops[-1]).body
+        summed: list[Any] = []
+        for axis, value in zip(realize.block.iter_vars, realize.iter_values, strict=True):
+            if int(axis.iter_type) == REDUCE:
+                structural_walk(value, (tirx.Var, summed.append))
+
+        def sums(loop: Any) -> bool:
+            return any(var.same_as(self.sch.get(loop).loop_var) for var in summed)
+
+        return [loop for loop in loops if not sums(loop)], [loop for loop in loops if sums(loop)]
+
+    # Stages in local memory -----------------------------------------------------------------------------------
+
+    def _place(self, block: Any) -> None:
+        self.sch.set_scope(block, 0, "shared")
+        self.sch.compute_at(block, self.group, preserve_unit_loops=True)
+
+    def _each(self, block: Any, own: bool, *, apart: bool = False) -> Any:
+        """A thread for each texel of a block; returns the loop over threads."""
+        batch, *loops = inside(self.sch, block, self.group)
+        row = len(loops) == 1
+        if not row:
+            lane = loops.pop()
+            if apart:
+                self.sch.unroll(lane)
+            else:
+                self.sch.vectorize(lane)
+        return self._tell_off(loops, own=own, row=row, batch=batch)
+
+    def _tell_off(self, loops: list[Any], *, own: bool, row: bool, batch: Any = None) -> Any:
+        """Tell the texels of a group off to its threads; returns the innermost loop over threads.
+
+        Along y the threads of a group take the blocks of its ``own`` part, one each, so that no guard hides from TVM
+        which part of a vector they read; along x they take the rest of the loops.
+        """
+        sch = self.sch
+        if own:
+            channel, *rest = loops
+            if row:
+                channel, number = sch.split(channel, [self.blocks, LANES])
+                rest = [number]
+            if not rest:
+                sch.reorder(channel, batch)
+                rest = [batch]
+            _, thread = sch.split(sch.fuse(*rest), [None, self.split])
+            y = channel
+        else:
+            _, y, thread = sch.split(sch.fuse(*loops), [None, self.blocks, self.split])
+        sch.bind(y, "threadIdx.y")
+        sch.bind(thread, "threadIdx.x")
+        return thread
