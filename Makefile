@@ -88,7 +88,10 @@ corpus: $(VENV)/.corpus opencl
 	$(BIN)/python -m bench.corpus $(ARGS)
 
 bench-match: $(VENV)/.corpus
-	$(BIN)/python -m bench.match $(ARGS)
+	mkdir -p build
+	$(BIN)/python -m pytest bench/test_match.py --benchmark-columns=min,median,rounds \
+	    --benchmark-json build/bench-match.json $(ARGS)
+	$(BIN)/python -m bench.match build/bench-match.json
 
 kernel-counts: $(VENV)/.corpus
 	$(BIN)/python -m bench.kernel_counts $(ARGS)
@@ -98,4 +101,4 @@ PACKS   := build/device
 
 bench-device: $(VENV)/.corpus opencl
 	$(BIN)/python -m bench.device prepare $(PACKS) --profile $(PROFILE) $(ARGS)
-	$(BIN)/python -m bench.device measure $(PACKS)
+	$(BIN)/python -m bench.device measure $(PACKS) --json $(PACKS)/results.json

@@ -1,7 +1,8 @@
 """Measurements on real networks: the corpus, kernel counts, and the speed of matching.
 
 Each is a command, run from the root of the checkout: ``python -m bench.corpus``, ``bench.kernel_counts``,
-``bench.match``. They write their tables into ``docs``.
+``bench.match``; the last one reads what ``pytest bench/test_match.py`` has measured. They write their tables
+into ``docs``.
 """
 
 from __future__ import annotations

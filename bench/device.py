@@ -1,10 +1,11 @@
-"""Times on an OpenCL device: ours beside stock TVM, one device, one run, event times, both sides interleaved.
+"""Times on an OpenCL device: ours beside stock TVM, one device, one run, event times, all variants interleaved.
 
     python -m bench.device prepare FOLDER [--profile nvidia-opencl] [--networks A,B]   needs TVM
     python -m bench.device measure FOLDER [--device D] [--repeats 10] [--json FILE]   needs NumPy and pyopencl
+    python -m bench.device compile-time [--profile pocl] [--networks A,B]             needs TVM
 
 The figure of a network is the median over the repeats of the sum of all kernels' event times. Variants that stock can't
-build are listed with the reason.
+build are listed with the reason. What the device can do at best is measured in the same run.
 """
 
 from __future__ import annotations
@@ -13,9 +14,14 @@ import argparse
 import json
 import statistics
 import sys
-from math import exp, log
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+from bench.device_tables import VARIANTS, class_of, row, table
+from fusion_patterns.errors import BuildError, FusionPatternsError
 
 NETWORKS = (
     "tv_resnet18",
@@ -27,55 +33,80 @@ NETWORKS = (
     "ow_ppocrv4_det",
     "ow_open_nsfw_resnet",
 )
-VARIANTS = ("ours", "ours-buffers", "stock-buffers", "stock-texture")
-CLASSES = {
-    "conv": "convolution",
-    "pool": "pooling",
-    "mean": "pooling",
-    "concat": "concat",
-    "layout": "conversion",
-}
+COMPILED = ("ol_resnet50", "tv_resnet18", "ow_ppocrv4_det")
+ENDING = ".json.gz"
 
 
-def class_of(label: str) -> str:
-    """The kernel class of a launch, by its label: a row of ours, or the ops in the name of a stock kernel."""
-    return next((name for word, name in CLASSES.items() if word in label), "other")
+class Refusal(FusionPatternsError):
+    """What was asked for is not there."""
+
+
+def importers(networks: list[str]) -> dict[str, Callable[[], Any]]:
+    """By name of a network of the corpus what imports it as a Relax module.
+
+    Raises :class:`Refusal` for a name that the corpus has not.
+    """
+    import networks as corpus  # type: ignore[import-not-found]
+
+    entries = corpus.corpus()
+    if unknown := [name for name in networks if name not in entries]:
+        raise Refusal(f"--networks: the corpus has no {', '.join(unknown)}; its names are in networks.toml")
+    return {name: partial(corpus.import_network, entries[name]) for name in networks}
 
 
 def prepare(folder: Path, networks: list[str], profile: str | None, variants: list[str]) -> None:
     """Build every variant of every network into packs; what stock refuses is written down."""
-    sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-    import networks as corpus  # type: ignore[import-not-found]
-
-    from bench.packs import write_pack
+    from bench.packs import write_pack, write_whole
     from bench.variants import build_variant
-    from fusion_patterns.errors import BuildError
 
+    if unknown := [name for name in variants if name not in VARIANTS]:
+        raise Refusal(f"--variants: no {', '.join(unknown)}; there are {', '.join(VARIANTS)}")
+    modules = importers(networks)
     folder.mkdir(parents=True, exist_ok=True)
-    entries = corpus.corpus()
     known = folder / "refused.json"
     refused: dict[str, dict[str, str]] = json.loads(known.read_text()) if known.exists() else {}
-    for network in networks:
-        mod = corpus.import_network(entries[network])
+    for network, module in modules.items():
+        mod = module()
         for variant in variants:
+            pack = folder / f"{network}.{variant}{ENDING}"
+            reasons = refused.setdefault(network, {})
+            reasons.pop(variant, None)
             try:
                 manifest = build_variant(variant, mod, profile)
             except BuildError as error:
-                refused.setdefault(network, {})[variant] = str(error)
+                reasons[variant] = str(error)
+                pack.unlink(missing_ok=True)  # one of an earlier build
                 print(f"{network} {variant}: {error}", flush=True)
                 continue
-            meta = {"network": network, "variant": variant, "profile": profile}
-            write_pack(manifest, folder / f"{network}.{variant}.json.gz", meta)
+            meta = {
+                "network": network,
+                "variant": variant,
+                "profile": profile,
+                "work": manifest.meta.get("work", {}),
+            }
+            write_pack(manifest, pack, meta)
             print(f"{network} {variant}: {len(manifest.kernels)} kernels", flush=True)
-    known.write_text(json.dumps(refused, indent=1))
+    write_whole(known, json.dumps(refused, indent=1).encode())
 
 
 def measure(folder: Path, device: str | None, repeats: int) -> dict[str, Any]:
-    """Time all packs of a folder; the variants of one network take turns."""
-    from bench.packs import read_pack
-    from fusion_patterns.run import Session, pick_device
-    from fusion_patterns.run.replay import draw_inputs
+    """Time all packs of a folder; the variants of one network take turns.
 
+    Raises :class:`FusionPatternsError` where there are no packs, no device, or a device refuses a kernel.
+    """
+    from bench.limits import measure_limits
+    from fusion_patterns.run import pick_device
+
+    packs: dict[str, dict[str, Path]] = {}
+    for path in sorted(folder.glob(f"*{ENDING}")):
+        network, _, variant = path.name.removesuffix(ENDING).rpartition(".")
+        if variant not in VARIANTS:
+            raise Refusal(
+                f"{path}: packs are named NETWORK.VARIANT{ENDING}, VARIANT one of {', '.join(VARIANTS)}"
+            )
+        packs.setdefault(network, {})[variant] = path
+    if not packs:
+        raise Refusal(f"{folder}: no packs there; build them with: python -m bench.device prepare {folder}")
     chosen = pick_device(device)
     refused = folder / "refused.json"
     result: dict[str, Any] = {
@@ -83,120 +114,123 @@ def measure(folder: Path, device: str | None, repeats: int) -> dict[str, Any]:
         "driver": chosen.info.driver,
         "platform": chosen.info.platform,
         "repeats": repeats,
+        "limits": asdict(measure_limits(chosen)),
         "refused": json.loads(refused.read_text()) if refused.exists() else {},
         "networks": {},
     }
-    packs: dict[str, dict[str, Path]] = {}
-    for path in sorted(folder.glob("*.json.gz")):
-        network, variant = path.name.removesuffix(".json.gz").rsplit(".", 1)
-        packs.setdefault(network, {})[variant] = path
     for network, variants in packs.items():
-        sessions = {}
-        for variant in sorted(variants, key=VARIANTS.index):
-            manifest, _ = read_pack(variants[variant])
-            session = Session(manifest, chosen)
-            inputs = draw_inputs(manifest.functions["main"], 0, {})
-            session.run(inputs)  # builds the kernels and warms up
-            sessions[variant] = session, inputs
-        times: dict[str, list[float]] = {variant: [] for variant in sessions}
-        classes: dict[str, dict[str, list[float]]] = {variant: {} for variant in sessions}
-        launches = {}
-        for _ in range(repeats):
-            for variant, (session, inputs) in sessions.items():
-                kernels = session.profile(inputs, 1)
-                times[variant].append(sum(k.total_ns for k in kernels) / 1e6)
-                launches[variant] = sum(k.count for k in kernels)
-                shares: dict[str, float] = {}
-                for kernel in kernels:
-                    name = class_of(kernel.label)
-                    shares[name] = shares.get(name, 0.0) + kernel.total_ns / 1e6
-                for name, share in shares.items():
-                    classes[variant].setdefault(name, []).append(share)
-        result["networks"][network] = {
-            variant: {
-                "ms": statistics.median(values),
-                "low": min(values),
-                "high": max(values),
-                "launches": launches[variant],
-                "classes": {name: statistics.median(v) for name, v in sorted(classes[variant].items())},
-            }
-            for variant, values in times.items()
-        }
+        result["networks"][network] = measure_network(variants, chosen, repeats)
         print(row(network, result["networks"][network]), flush=True)
     return result
 
 
-def row(network: str, variants: dict[str, Any]) -> str:
-    """A line of the table: our milliseconds, and how many times longer each peer takes."""
-    ours = variants["ours"]["ms"]
-    cells = [f"{ours:.3f}"]
-    for peer in VARIANTS[1:]:
-        cells.append(f"{variants[peer]['ms'] / ours:.1f}" if peer in variants else "-")
-    return f"| {network} | " + " | ".join(cells) + " |"
+def measure_network(packs: dict[str, Path], device: Any, repeats: int) -> dict[str, Any]:
+    """Time the variants of one network in turn.
+
+    Returns for each ``ms`` (median of the repeats), ``low``, ``high``, ``launches``, ``classes`` (milliseconds by
+    kernel class) and ``kernels``: each kernel with its milliseconds in one run and what it has to do.
+    """
+    from bench.packs import read_pack
+    from fusion_patterns.run import Session
+    from fusion_patterns.run.replay import draw_inputs
+
+    sessions, work = {}, {}
+    for variant in sorted(packs, key=VARIANTS.index):
+        manifest, meta = read_pack(packs[variant])
+        session = Session(manifest, device)
+        inputs = draw_inputs(manifest.functions["main"], 0, {})
+        session.run(inputs)  # builds the kernels and warms up
+        sessions[variant], work[variant] = (session, inputs), meta.get("work", {})
+    profiles: dict[str, list[list[Any]]] = {variant: [] for variant in sessions}
+    names = list(sessions)
+    for number in range(repeats):
+        first = number % len(names)  # nobody is always the one after the slowest
+        for variant in names[first:] + names[:first]:
+            session, inputs = sessions[variant]
+            profiles[variant].append(session.profile(inputs, 1))
+    return {variant: figures(profiles[variant], work[variant]) for variant in sessions}
 
 
-def table(result: dict[str, Any]) -> str:
-    """The results as Markdown."""
-    lines = [
-        f"{result['device']}, {result['platform']}, driver {result['driver']}; medians of {result['repeats']} runs.",
-        "",
-        "| network | ours, ms | ours in buffers / ours | stock buffers / ours | stock texture / ours |",
-        "| --- | --- | --- | --- | --- |",
-        *(row(network, variants) for network, variants in result["networks"].items()),
-        "| geometric mean | | " + " | ".join(mean_ratio(result, peer) for peer in VARIANTS[1:]) + " |",
-        "",
-        "| kernel class | peer | slowest for us, peer / ours |",
-        "| --- | --- | --- |",
-    ]
-    for peer in VARIANTS[2:]:
-        for name in ("convolution", "pooling", "concat"):
-            ratios = {
-                network: variants[peer]["classes"][name] / variants["ours"]["classes"][name]
-                for network, variants in result["networks"].items()
-                if peer in variants
-                and name in variants[peer]["classes"]
-                and name in variants["ours"]["classes"]
+def figures(profiles: list[list[Any]], work: dict[str, Any]) -> dict[str, Any]:
+    """The figures of one variant: medians over its profiles, each a list of ``KernelTime`` in the same order."""
+    totals = [sum(kernel.total_ns for kernel in kernels) / 1e6 for kernels in profiles]
+    classes: list[dict[str, float]] = []
+    for kernels in profiles:
+        shares: dict[str, float] = {}
+        for kernel in kernels:
+            name = class_of(kernel.label)
+            shares[name] = shares.get(name, 0.0) + kernel.total_ns / 1e6
+        classes.append(shares)
+    return {
+        "ms": statistics.median(totals),
+        "low": min(totals),
+        "high": max(totals),
+        "launches": sum(kernel.count for kernel in profiles[0]),
+        "classes": {
+            name: statistics.median(shares[name] for shares in classes) for name in sorted(classes[0])
+        },
+        "kernels": [
+            {
+                "name": same[0].name,
+                "label": same[0].label,
+                "count": same[0].count,
+                "ms": statistics.median(kernel.total_ns for kernel in same) / 1e6,
+                **work.get(same[0].name, {}),
             }
-            if ratios:
-                worst = min(ratios, key=ratios.__getitem__)
-                lines.append(f"| {name} | {peer} | {ratios[worst]:.1f} ({worst}) |")
-    for network, reasons in result["refused"].items():
-        lines += [f"- {network}, {variant}: {reason}" for variant, reason in reasons.items()]
-    return "\n".join(lines)
+            for same in zip(*profiles, strict=True)
+        ],
+    }
 
 
-def mean_ratio(result: dict[str, Any], peer: str) -> str:
-    """The geometric mean over the networks that a peer can run."""
-    ratios = [v[peer]["ms"] / v["ours"]["ms"] for v in result["networks"].values() if peer in v]
-    return f"{exp(sum(map(log, ratios)) / len(ratios)):.1f} ({len(ratios)})" if ratios else "-"
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    made = argparse.ArgumentParser(
+        prog="python -m bench.device", description="Time networks on an OpenCL device."
+    )
+    commands = made.add_subparsers(dest="command", required=True)
+    build = commands.add_parser("prepare", help="build all variants (needs TVM)")
+    build.add_argument("folder", type=Path)
+    build.add_argument("--variants", default=",".join(VARIANTS), help="which of " + ", ".join(VARIANTS))
+    times = commands.add_parser("compile-time", help="CPU seconds to OpenCL C, ours and stock's (needs TVM)")
+    for command, default in ((build, NETWORKS), (times, COMPILED)):
+        command.add_argument(
+            "--networks", default=",".join(default), help="names from the corpus, with commas between"
+        )
+        command.add_argument("--profile", help="a device profile for our kernels")
+    run = commands.add_parser("measure", help="time what was prepared")
+    run.add_argument("folder", type=Path)
+    run.add_argument("--device", help="a part of its name, or PLATFORM:DEVICE")
+    run.add_argument("--repeats", type=int, default=10)
+    run.add_argument("--json", type=Path, help="write all figures to this file")
+    return made
 
 
 def main(argv: list[str] | None = None) -> int:
-    """The command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.device", description="Time networks on an OpenCL device."
-    )
-    commands = parser.add_subparsers(dest="command", required=True)
-    build = commands.add_parser("prepare", help="build all variants (needs TVM)")
-    build.add_argument("folder", type=Path)
-    build.add_argument(
-        "--networks", default=",".join(NETWORKS), help="names from the corpus, with commas between"
-    )
-    build.add_argument("--profile", help="a device profile for our kernels")
-    build.add_argument("--variants", default=",".join(VARIANTS), help="which of " + ", ".join(VARIANTS))
-    run = commands.add_parser("measure", help="time what was prepared")
-    run.add_argument("folder", type=Path)
-    run.add_argument("--device")
-    run.add_argument("--repeats", type=int, default=10)
-    run.add_argument("--json", type=Path)
-    args = parser.parse_args(argv)
-    if args.command == "prepare":
-        prepare(args.folder, args.networks.split(","), args.profile, args.variants.split(","))
-        return 0
-    result = measure(args.folder, args.device, args.repeats)
-    if args.json:
-        args.json.write_text(json.dumps(result, indent=1))
-    print(table(result))
+    """The command line. Returns the exit status."""
+    made = parser()
+    args = made.parse_args(argv)
+    try:
+        if args.command == "prepare":
+            prepare(args.folder, args.networks.split(","), args.profile, args.variants.split(","))
+        elif args.command == "compile-time":
+            from bench.compile_time import compile_times, render
+
+            modules = importers(args.networks.split(","))
+            print(render(compile_times(((name, module()) for name, module in modules.items()), args.profile)))
+        elif args.repeats < 1:
+            made.error(f"--repeats must be at least 1, not {args.repeats}")
+        else:
+            from bench.packs import write_whole
+
+            if args.json and not args.json.parent.is_dir():
+                raise Refusal(f"--json: there is no folder {args.json.parent}")  # said before measuring
+            result = measure(args.folder, args.device, args.repeats)
+            if args.json:
+                write_whole(args.json, json.dumps(result, indent=1).encode())
+            print(table(result))
+    except (FusionPatternsError, OSError) as error:
+        print(f"bench.device: {error}", file=sys.stderr)
+        return 1
     return 0
 
 

@@ -21,6 +21,7 @@ from tvm.ir.expr import Constant
 from fusion_patterns import tvm_compat
 from fusion_patterns.compiled import CompiledModule
 from fusion_patterns.compiler import as_target, compile_module
+from fusion_patterns.double import in_double
 from fusion_patterns.errors import FusionPatternsError
 from fusion_patterns.frontends import first_line
 from fusion_patterns.lower.normalise import normalise
@@ -126,8 +127,6 @@ def _verify(
     tell(stage="search for the composite")
     tell(first_wrong=first_wrong_composite(compiled, session, given))
     with clock("float64"):
-        from bench.double import in_double
-
         exact = in_double(mod, named)
         tell(
             ours_to_float64=max(_distance(a, b) for a, b in zip(results, exact, strict=True)),

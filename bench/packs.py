@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
+import zlib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from fusion_patterns.errors import ManifestError
 from fusion_patterns.run.codec import dict_of, encode, record
 from fusion_patterns.run.manifest import Function, Kernel, Manifest, Tensor
 
-__all__ = ["read_pack", "write_pack"]
+__all__ = ["read_pack", "write_pack", "write_whole"]
 
 
 def write_pack(manifest: Manifest, path: Path, meta: dict[str, Any]) -> None:
@@ -30,12 +33,29 @@ def write_pack(manifest: Manifest, path: Path, meta: dict[str, Any]) -> None:
         "constants": {name: [list(a.shape), a.dtype.str] for name, a in manifest.constants.items()},
         "meta": meta,
     }
-    path.write_bytes(gzip.compress(json.dumps(data).encode(), mtime=0))
+    write_whole(path, gzip.compress(json.dumps(data).encode(), mtime=0))
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a file beside its place and move it there, so that nobody ever finds half of it."""
+    beside = path.with_name(f".{path.name}.part")
+    beside.write_bytes(data)
+    os.replace(beside, path)
 
 
 def read_pack(path: Path, seed: int = 0) -> tuple[Manifest, dict[str, Any]]:
-    """The manifest of a pack with weights drawn from ``seed``, and what is said of it."""
-    data = json.loads(gzip.decompress(path.read_bytes()))
+    """The manifest of a pack with weights drawn from ``seed``, and what is said of it.
+
+    Raises :class:`ManifestError` for a file that is not a pack.
+    """
+    try:
+        return _read(json.loads(gzip.decompress(path.read_bytes())), seed)
+    except (OSError, EOFError, ValueError, KeyError, TypeError, zlib.error) as error:
+        what = f"{type(error).__name__}: {error}"
+        raise ManifestError(f"{path}: not a pack ({what}); build it anew with bench.device prepare") from None
+
+
+def _read(data: dict[str, Any], seed: int) -> tuple[Manifest, dict[str, Any]]:
     generator = np.random.default_rng(seed)
     constants = {}
     for name, (shape, dtype) in data["constants"].items():
