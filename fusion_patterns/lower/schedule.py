@@ -484,6 +484,8 @@ class _Kernel:
             self._cache(block, 1, kx)
         if row:
             sch.unroll(kx)
+            if name.startswith("pool2d") and int(sch.get(ky).extent) <= MAX_KERNEL_ROW:
+                sch.unroll(ky)  # its loads wait for each other otherwise, and there is little else to do
         for loop in (*tile, *inner):
             sch.unroll(loop)
         sch.vectorize(lane)
