@@ -235,9 +235,10 @@ def test_a_composite_whose_kernel_fails_goes_and_the_build_goes_on(
     compiled = compile_module(mod)
     assert compiled.report.composites.get("conv2d.depthwise") is None
     assert compiled.report.convs == {"total": 3, "covered": 2}
-    (declined,) = [d for d in compiled.report.declined if d.row == "conv2d.depthwise"]
-    assert "no loop to bind" in declined.reason
-    assert "adreno.yaml:" in declined.where
+    # its operators are tried in another way, which fails as well
+    ways = [d for d in compiled.report.declined if d.row == "conv2d.depthwise"]
+    assert len(ways) == 2
+    assert all("no loop to bind" in way.reason and "adreno.yaml:" in way.where for way in ways)
     inputs = draw(mod)
     result = compiled.run(inputs, opencl_device.info.index)
     assert relative_error(result[0], Reference(mod).run(inputs)[0]) < 1e-5
