@@ -133,7 +133,8 @@ def count(
         for wish in tensor.wishes
     )
     taken = sum(name.removeprefix("fused_").startswith(CONVOLUTIONS) for name in placement.needs)
-    pairs = sum(name.startswith("fused_conv2d_residual_pair") for name in placement.needs)
+    two = ("fused_conv2d_residual_pair", "fused_conv2d_excite")
+    pairs = sum(name.startswith(two) for name in placement.needs)
     return Figures(
         title,
         (taken + pairs, sum(1 for _ in convolutions(mod))),
