@@ -37,9 +37,8 @@ def schedule_pooled(sch: s_tir.Schedule, last: Any, pool: Any, pixel: Any, pixel
     thread = sch.fuse(*image)
     sch.bind(thread, "threadIdx.x")
     sch.vectorize(lane)
-    *units, lane, rows, columns = inside(sch, pool, group)
-    _one_each(sch, sch.fuse(*units, lane), pixels)
-    del rows, columns
+    *channels, _, _ = inside(sch, pool, group)  # the last two are the pixels
+    _one_each(sch, sch.fuse(*channels), pixels)
     _one_each(sch, sch.fuse(y, x), pixels)
     return thread
 
