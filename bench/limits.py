@@ -13,7 +13,7 @@ from typing import Any
 
 from fusion_patterns.errors import DeviceError
 from fusion_patterns.run import Device
-from fusion_patterns.run.device import opencl
+from fusion_patterns.run.device import first_line, hold, opencl
 from fusion_patterns.run.manifest import Kernel
 
 __all__ = ["Limits", "measure_limits"]
@@ -49,8 +49,7 @@ def measure_limits(device: Device, repeats: int = 5) -> Limits:
     try:
         return _measured(device, repeats)
     except opencl().Error as error:
-        reason = str(error).partition("\n")[0]
-        raise DeviceError(f"the limits of {device.info} can't be measured: {reason}") from None
+        raise DeviceError(f"the limits of {device.info} can't be measured: {first_line(error)}") from None
 
 
 def _measured(device: Device, repeats: int) -> Limits:
@@ -103,12 +102,9 @@ __kernel void {function}{width}(__global float* out) {{
 
 def seconds(queue: Any, begin: Callable[[], Any], count: int) -> list[float]:
     """Event times of ``count`` starts, all in the queue before the first begins; one more goes before to warm up."""
-    cl = opencl()
     begin()
     queue.finish()
-    gate = cl.UserEvent(queue.context)
-    cl.enqueue_barrier(queue, wait_for=[gate])
-    events = [begin() for _ in range(count)]
-    gate.set_status(cl.command_execution_status.COMPLETE)
+    with hold(queue):
+        events = [begin() for _ in range(count)]
     queue.finish()
     return [max(event.profile.end - event.profile.start, 1) * 1e-9 for event in events]

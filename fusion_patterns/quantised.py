@@ -25,6 +25,8 @@ import numpy as np
 import tvm
 from tvm import relax
 
+from .lower.integers import along
+
 __all__ = ["Quantisation", "from_rounded", "quantisations", "with_rounded"]
 
 Array = np.ndarray[Any, Any]
@@ -166,6 +168,4 @@ def _along(arg: relax.Expr, axis: int, rank: int) -> Array | None:
     """A constant scale or zero point as float64, shaped to broadcast along *axis*; None if it isn't constant."""
     if not isinstance(arg, tvm.ir.GenericConst):
         return None
-    value = np.asarray(arg.value.numpy(), "float64")
-    shape = [-1 if i == axis % rank else 1 for i in range(rank)] if value.size > 1 else []
-    return value.reshape(shape)
+    return along(np.asarray(arg.value.numpy(), "float64"), axis, rank)

@@ -14,7 +14,7 @@ from tvm.ir import Call
 
 from fusion_patterns.lower.rewrite import Array, Rewriter, constant_of
 
-__all__ = ["round_trip"]
+__all__ = ["along", "round_trip"]
 
 _SMALL = ("int8", "uint8", "int16", "uint16")
 
@@ -33,7 +33,8 @@ def round_trip(at: Rewriter, expr: relax.Expr) -> relax.Expr | None:
         return None
     axes = [int(call.attrs.axis) for call in (quantize, quantize, expr, expr)]
     scale, zero, back, origin = (
-        _along(np.asarray(value), axis, data.ty.ndim) for value, axis in zip(numbers, axes, strict=True)
+        along(np.asarray(value, "float32"), axis, data.ty.ndim)
+        for value, axis in zip(numbers, axes, strict=True)
     )
     if not all(np.all(np.isfinite(each)) and np.all(np.sign(each) == 1) for each in (scale, back)):
         return None
@@ -47,7 +48,7 @@ def round_trip(at: Rewriter, expr: relax.Expr) -> relax.Expr | None:
     return relax.op.multiply(value, constant_of(back))
 
 
-def _along(number: Array, axis: int, rank: int) -> Array:
-    """A scalar, or a vector along *axis* of a tensor of *rank*, as float32 that broadcasts."""
+def along(number: Array, axis: int, rank: int) -> Array:
+    """A scalar, or a vector along *axis* of a tensor of *rank*, in a shape that broadcasts."""
     shape = [-1 if i == axis % rank else 1 for i in range(rank)] if number.size > 1 else []
-    return number.astype("float32").reshape(shape)
+    return number.reshape(shape)

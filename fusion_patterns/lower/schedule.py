@@ -165,11 +165,7 @@ class _Kernel:
         if self._averages_a_convolution():
             return self._pooled(last, stages, pads)
         names = [str(sch.get(block).name_hint) for block in self.reductions]
-        self.space = self._choose(shape, names, even=bool(stages))
-        fault = self.space.why_not(self.tile) if self.tile else None
-        if fault:
-            raise TileFault(fault)
-        tile = self.tile or self.space.chosen
+        tile = self._tile_in(self._choose(shape, names, even=bool(stages)))
         if tile.split > 1:
             sums = [(reduction, self._share_axis(reduction)) for reduction in self.reductions]
             parts = split_sums(
@@ -183,6 +179,14 @@ class _Kernel:
         for reduction in reversed(self.reductions):
             self._reduce(reduction, pads[id(reduction)], thread)
         return sch
+
+    def _tile_in(self, space: Space) -> Tile:
+        """The tile that was given, if the kernel allows it, or the one by the profile."""
+        self.space = space
+        fault = space.why_not(self.tile) if self.tile else None
+        if fault:
+            raise TileFault(fault)
+        return self.tile or space.chosen
 
     def _choose(self, shape: tuple[int, ...], names: list[str], *, even: bool) -> Space:
         """The tile by the device's profile, and which others the reductions allow."""
@@ -256,11 +260,7 @@ class _Kernel:
         shares = self._shares(final)
         chosen = choose_vectors(work, shares, self.max_threads, self.tiles)
         limits = self.max_threads, self.tiles.local_bytes
-        self.space = Space(work, chosen, *limits, shares, joins_blocks=False, joins_pixels=False)
-        fault = self.space.why_not(self.tile) if self.tile else None
-        if fault:
-            raise TileFault(fault)
-        tile = self.tile or chosen
+        tile = self._tile_in(Space(work, chosen, *limits, shares, joins_blocks=False, joins_pixels=False))
         for pad in pads.values():
             if pad is not None and not self._reads_a_sum(pad):
                 sch.compute_inline(pad)

@@ -16,6 +16,7 @@ from typing import Any
 from tvm import s_tir, tirx
 from tvm_ffi import structural_walk
 
+from .packed import LANES
 from .split import REDUCE, inside
 from .tiles import Tile, divisor
 
@@ -23,7 +24,6 @@ __all__ = ["Sum", "schedule_vectors"]
 
 MANY = 16
 """More shares than these are added up in two steps."""
-LANES = 4
 
 
 @dataclass(frozen=True)

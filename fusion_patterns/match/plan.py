@@ -208,9 +208,10 @@ class FusionPlan:
     def instead(self, faults: Mapping[str, str]) -> FusionPlan:
         """Returns the plan without these composites, with the best that their other operators allow instead.
 
-        ``faults``: name of a composite -> name of the value in it that made it impossible. A composite that has no
-        value of that name goes without a substitute. No operator at fault is ever taken again, so asking again
-        comes to an end.
+        ``faults``: name of a composite -> name of the value in it that made it impossible, or its own name where the
+        whole did: then its operators may be taken in another way. A composite that has no value of that name goes
+        without a substitute. No operator at fault, and no match that was refused, is ever taken again, and other
+        ways are tried a few times only, so asking again comes to an end.
         """
         return self.planner.instead(faults, self.selection)
 

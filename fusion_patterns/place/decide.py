@@ -121,9 +121,8 @@ class _Decision:
     def function(self, name: str, func: Any) -> None:
         """Decide all that one function calls."""
         self._leave_in_buffers(name, func)
-        direct = self._read_as_they_are(self._scan(name, func))
         caller = self._scan(name, func)
-        caller.direct = direct
+        self._read_as_they_are(caller)
         self._write_as_they_are_read(caller)
         chosen: dict[tuple[str, int], Form] = {}
         for value in caller.values:
@@ -238,9 +237,8 @@ class _Decision:
                 gain -= profile.read(scope, byte_count(packed(operand.shape), operand.dtype), times)
         return gain
 
-    def _read_as_they_are(self, caller: _Caller) -> dict[Any, tuple[str, tuple[Alternative, ...]]]:
+    def _read_as_they_are(self, caller: _Caller) -> None:
         """Let kernels read plain tensors that no reader wants in texture, where that costs less than packing them."""
-        found = {}
         for value, uses in caller.uses.items():
             data = [use for use in uses if self._operand(use).layout == DATA]
             if value in caller.made or _is_constant(value) or not data:
@@ -258,8 +256,8 @@ class _Decision:
             for use in data:
                 self._read_plain(use)
             reason = f"read as it is: {cost} bytes moved, {packed.cost} if it were packed"
-            found[value] = reason, (*packed.alternatives, Alternative(PLAIN, GLOBAL, cost))
-        return found
+            caller.plain.add(value)
+            caller.direct[value] = reason, (*packed.alternatives, Alternative(PLAIN, GLOBAL, cost))
 
     def _write_as_they_are_read(self, caller: _Caller) -> None:
         """Let kernels write plain what nobody reads packed."""

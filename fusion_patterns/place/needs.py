@@ -334,13 +334,6 @@ def _global_pool(call: Any, culprit: str) -> tuple[str, ...]:
     return (DATA,)
 
 
-def _adaptive_pool(call: Any, culprit: str) -> tuple[str, ...]:
-    if str(call.attrs.layout) != "NCHW":
-        raise NotPacked(f"pooling in layout {call.attrs.layout} has no packed kernel", culprit)
-    _floats(call, culprit)
-    return (DATA,)
-
-
 def _dense(call: Any, culprit: str) -> tuple[str, ...]:
     shapes = [static_shape(expr) for expr in tensor_args(call)]
     if any(shape is None or len(shape) != ROW_RANK for shape in shapes):
@@ -401,7 +394,7 @@ _ANCHORS: dict[str, Callable[[Any, str], tuple[str, ...]]] = {
     "relax.nn.conv2d_transpose": _conv2d_transpose,
     "relax.nn.max_pool2d": _pool2d,
     "relax.nn.avg_pool2d": _pool2d,
-    "relax.nn.adaptive_avg_pool2d": _adaptive_pool,
+    "relax.nn.adaptive_avg_pool2d": _pool2d,
     "relax.mean": _global_pool,
     "relax.concat": _concat,
     "relax.image.resize2d": _resize2d,

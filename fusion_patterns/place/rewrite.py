@@ -71,7 +71,7 @@ class _Scope:
     name: str
     forms: dict[Any, dict[Form, _Packed]] = field(default_factory=dict)
     plain: set[Any] = field(default_factory=set)
-    rows: set[Any] = field(default_factory=set)
+    written_plain: set[Any] = field(default_factory=set)
     """Results of composites that are written plain."""
 
 
@@ -188,7 +188,7 @@ class _Rewriter:
 
     def _function(self, name: str, func: Any) -> Any:
         scope = self._scan(name, func)
-        if not scope.forms and not scope.rows:
+        if not scope.forms and not scope.written_plain:
             return func
         lead = [b for param in func.params for b in self._packings(scope, param)]
         body = self._seq(func.body, scope)
@@ -208,7 +208,7 @@ class _Rewriter:
             needs, forms = self.placement.needs[callee], self.placement.operands[callee]
             own = self.placement.outputs[callee]
             if own.is_plain:
-                scope.rows.add(binding.var)
+                scope.written_plain.add(binding.var)
             else:
                 own_form[binding.var] = own
                 self._want(scope, binding.var, own, needs.output_shape, needs.output_dtype)

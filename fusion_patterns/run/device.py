@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -36,6 +38,22 @@ def opencl() -> Any:
     except ImportError as error:
         raise DeviceError(f"pyopencl can't be imported ({error}); pip install pyopencl") from None
     return pyopencl
+
+
+def first_line(error: Exception) -> str:
+    """The first line of an error of pyopencl's, which says what went wrong; how to look further follows."""
+    return str(error).partition("\n")[0]
+
+
+@contextmanager
+def hold(queue: Any) -> Iterator[None]:
+    """Let what is put into an OpenCL queue meanwhile wait until all of it is there."""
+    gate = opencl().UserEvent(queue.context)
+    opencl().enqueue_barrier(queue, wait_for=[gate])
+    try:
+        yield
+    finally:
+        gate.set_status(opencl().command_execution_status.COMPLETE)
 
 
 @dataclass(frozen=True)

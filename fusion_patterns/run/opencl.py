@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -13,7 +13,7 @@ import numpy as np
 
 from ..errors import DeviceError, ManifestError
 from .check import check
-from .device import Device, DeviceInfo, devices, opencl, pick_device
+from .device import Device, DeviceInfo, devices, first_line, hold, opencl, pick_device
 from .interpret import Symbols, bind, check_inputs, evaluate, leaf_params, resolve
 from .manifest import (
     NATIVE,
@@ -201,7 +201,7 @@ class _Run:
 
         try:
             args = tuple(upload(p.name, p.tensor) for p in function.params)
-            with self.held() if held else nullcontext():
+            with hold(self.queue) if held else nullcontext():
                 value = self.call(function, args)
             results = list(self.download(value))
             self.queue.finish()
@@ -209,21 +209,11 @@ class _Run:
             raise self.failure(error) from None
         return results
 
-    @contextmanager
-    def held(self) -> Iterator[None]:
-        """Let what is put into the queue meanwhile wait until all of it is there."""
-        gate = opencl().UserEvent(self.session.device.context)
-        opencl().enqueue_barrier(self.queue, wait_for=[gate])
-        try:
-            yield
-        finally:
-            gate.set_status(opencl().command_execution_status.COMPLETE)
-
     def failure(self, error: Exception) -> DeviceError:
         """What to say of an error that shows only when the queue is waited for."""
         culprits = (s for s in self.started if s.event.command_execution_status < 0)
         who = next((f"kernel {s.name} ({s.label})" for s in culprits), "a run")
-        return DeviceError(f"{who} failed on {self.session.device.info}: {_first_line(error)}")
+        return DeviceError(f"{who} failed on {self.session.device.info}: {first_line(error)}")
 
     def download(self, value: Value) -> Iterator[Array]:
         if isinstance(value, DeviceTensor):
@@ -313,7 +303,7 @@ class _Run:
             size = tuple(g * b for g, b in zip(grid, block, strict=True))
             event = opencl().enqueue_nd_range_kernel(self.queue, kernel, size, tuple(block))
         except opencl().Error as error:
-            raise DeviceError(f"{who} failed on {info}: {_first_line(error)}") from None
+            raise DeviceError(f"{who} failed on {info}: {first_line(error)}") from None
         self.started.append(_Started(step.kernel, step.label, event))
 
     def look(self, result: Result, env: dict[str, Value]) -> Value:
@@ -348,7 +338,3 @@ def _scalar(scalar: Scalar, symbols: Symbols, who: str) -> Any:
         return np.int8(bool(value)) if scalar.dtype == "bool" else np.dtype(scalar.dtype).type(value)
     except (OverflowError, ValueError):
         raise ManifestError(f"{who}: {value} does not fit {scalar.dtype}") from None
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0]

@@ -21,7 +21,7 @@ from ..lower.kernels import Argument, LoweredFunc
 from ..lower.tiles import Tile
 from ..lower.tuned import Space
 from ..run import manifest as m
-from ..run.device import Device, opencl, pick_device
+from ..run.device import Device, first_line, hold, opencl, pick_device
 from ..run.memory import DeviceTensor, Pool
 from ..verification import TOLERANCE
 from .space import Limits
@@ -181,7 +181,7 @@ class LocalMeasurer:
             device = Device(self._device.info, cl.Context(self._device.context.devices))
             yield _LocalBench(device, kernel)
         except cl.Error as error:
-            raise DeviceLost(_first_line(error)) from None
+            raise DeviceLost(first_line(error)) from None
 
 
 class _LocalBench:
@@ -203,14 +203,14 @@ class _LocalBench:
             self.default = self.default or self._starts(self.kernel.default)
             expected = self._run(self.default)
         except errors as error:
-            raise DeviceLost(_first_line(error)) from None
+            raise DeviceLost(first_line(error)) from None
         try:
             other = self._starts(candidate)
             if reason := difference(expected, self._run(other)):
                 raise Unfit(reason)
             return self._times((self.default, other), repeats)
         except errors as error:
-            raise Unfit(_first_line(error)) from None
+            raise Unfit(first_line(error)) from None
 
     def _tensor(self, tensor: m.Tensor) -> DeviceTensor:
         shape = tuple(int(d) for d in tensor.shape)
@@ -249,15 +249,12 @@ class _LocalBench:
 
     def _times(self, both: tuple[list[_Start], list[_Start]], repeats: int) -> tuple[float, float]:
         """Median microseconds of each; nothing starts before all is enqueued, lest the device waits for the host."""
-        cl = opencl()
-        gate = cl.UserEvent(self.device.context)
         events: tuple[list[Any], list[Any]] = ([], [])
         try:
-            cl.enqueue_barrier(self.queue, wait_for=[gate])
-            for which in turns(repeats):
-                events[which].append(self._enqueue(both[which]))
+            with hold(self.queue):
+                for which in turns(repeats):
+                    events[which].append(self._enqueue(both[which]))
         finally:
-            gate.set_status(cl.command_execution_status.COMPLETE)
             self.queue.finish()
         one, other = (
             statistics.median(sum(each.profile.end - each.profile.start for each in run) for run in runs)
@@ -274,7 +271,3 @@ class _Start:
     size: tuple[int, ...]
     block: tuple[int, ...]
     scratch: list[DeviceTensor]
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0]
