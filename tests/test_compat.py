@@ -267,7 +267,8 @@ def test_stock_reads_sums_of_groups_from_the_wrong_registers(
 
     assert error() < 1e-5
     monkeypatch.setattr(tvm_compat, "sums_in_groups", lambda func: False)
-    assert (error() > 1e-2) == (groups > 1)
+    # What other threads' registers hold is anything, not-a-numbers too: no comparison with those is true.
+    assert (not error() <= 1e-2) == (groups > 1)
 
 
 # Memory of branches -----------------------------------------------------------------------------------------
