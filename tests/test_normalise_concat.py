@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 import pytest
 from networks import random_inputs, run_on_cpu
@@ -70,3 +72,63 @@ def test_bounds_from_the_end_are_counted_from_the_front(
     inputs = random_inputs(mod["main"])
     for ours, theirs in zip(run_on_cpu(normal, inputs), run_on_cpu(mod, inputs), strict=True):
         np.testing.assert_array_equal(ours, theirs)
+
+
+PARTS = ((2, 4, 3, 3), (2, 3, 3, 3), (2, 5, 3, 3))
+
+
+def cut(begin: int, end: int, readers: int = 1):
+    """Some channels of a concat of 4, 3 and 5; with two readers the whole is read as well."""
+
+    def build(bb, *parts):
+        whole = bb.emit(relax.op.concat(list(parts), 1))
+        part = bb.emit(relax.op.nn.relu(bb.emit(relax.op.strided_slice(whole, [1], [begin], [end]))))
+        return part if readers == 1 else bb.emit(relax.Tuple([part, bb.emit(relax.op.exp(whole))]))
+
+    return function(build, *PARTS)
+
+
+@pytest.mark.parametrize(
+    ("begin", "end", "readers", "operators"),
+    [
+        (4, 7, 1, {}),
+        (4, 7, 2, {"concat": 1}),
+        (5, 7, 1, {"strided_slice": 1}),
+        (8, 11, 2, {"strided_slice": 1, "concat": 1}),
+        (4, 12, 1, {"concat": 1}),
+        (0, 7, 1, {"concat": 1}),
+        # A concat of parts of parts would be no less than it is now.
+        (4, 11, 1, {"strided_slice": 1, "concat": 1}),
+        (2, 7, 1, {"strided_slice": 1, "concat": 1}),
+        (4, 12, 2, {"strided_slice": 1, "concat": 1}),
+    ],
+)
+def test_a_slice_of_a_concat_is_taken_from_its_parts(
+    begin: int, end: int, readers: int, operators: dict[str, int]
+) -> None:
+    mod = cut(begin, end, readers)
+    normal = normalise(mod)
+    found = Counter(op_name(b.value) for block in normal["main"].body.blocks for b in block.bindings)
+    assert {name: count for name, count in found.items() if name in ("concat", "strided_slice")} == operators
+    inputs = random_inputs(mod["main"])
+    for ours, theirs in zip(run_on_cpu(normal, inputs), run_on_cpu(mod, inputs), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_a_part_that_a_concat_still_reads_is_no_value_with_one_reader() -> None:
+    """What scales the slice must not make a second convolution of it."""
+
+    def build(bb, x):
+        weights = relax.const(np.random.default_rng(0).standard_normal((4, 4, 1, 1)).astype("float32"))
+        scale = relax.const(np.arange(1, 5, dtype="float32").reshape(1, 4, 1, 1))
+        whole = bb.emit(relax.op.concat([bb.emit(relax.op.nn.conv2d(x, weights)), x], 1))
+        part = bb.emit(relax.op.strided_slice(whole, [1], [0], [4]))
+        return bb.emit(relax.Tuple([bb.emit(relax.op.multiply(part, scale)), bb.emit(relax.op.exp(whole))]))
+
+    mod = function(build, SHAPE)
+    normal = normalise(mod)
+    found = Counter(op_name(b.value) for block in normal["main"].body.blocks for b in block.bindings)
+    assert (found["nn.conv2d"], found["strided_slice"], found["multiply"]) == (1, 0, 1)
+    inputs = random_inputs(mod["main"])
+    for ours, theirs in zip(run_on_cpu(normal, inputs), run_on_cpu(mod, inputs), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-6)

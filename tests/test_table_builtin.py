@@ -74,7 +74,7 @@ def test_an_epilogue_is_elementwise(every_row: Table) -> None:
     alternatives = ops_of(every_row, row(every_row, "conv2d.chain").nodes["tail"])
     fragments = [found for found in alternatives if isinstance(found, Fragment)]
     ops = [found for found in alternatives if isinstance(found, str)]
-    assert len(fragments) == 8
+    assert len(fragments) == 9
     assert "elementwise" in ops
     for fragment in fragments:
         for node in fragment.nodes.values():

@@ -3,11 +3,15 @@
 split(x, channels)[i]                       -> strided_slice(x, begin, end)
 concat(.., x[a:b], x[b:c], ..), channels    -> concat(.., x[a:c], ..)
 concat(.., concat(a, b), ..)                -> concat(.., a, b, ..)             along one axis
+concat(a, b, c)[part of b]                  -> b[the part]
+concat(a, b, c)[all of b and c]             -> concat(b, c)                      if nobody else reads the whole
 x[0:all]                                    -> x
 x[-2:]                                      -> x[all - 2:all]
 """
 
 from __future__ import annotations
+
+from itertools import accumulate
 
 from tvm import relax
 from tvm.ir import Call
@@ -21,6 +25,7 @@ __all__ = [
     "item_of_split",
     "join_slices",
     "slice_from_the_end",
+    "slice_of_concat",
     "whole_slice",
 ]
 
@@ -87,6 +92,31 @@ def join_slices(at: Rewriter, expr: relax.Expr) -> relax.Expr | None:
     if not changed:
         return None
     return joined[0] if len(joined) == 1 else relax.op.concat(joined, axis=1)
+
+
+def slice_of_concat(at: Rewriter, expr: relax.Expr) -> relax.Expr | None:
+    """A slice of a concat as what it takes of the parts: of one of them, or several that it takes whole."""
+    taken = _slice_of(expr)
+    if taken is None:
+        return None
+    source, begin, end = taken
+    concat = at.definition(source)
+    parts = _parts(at, concat) if op_name(concat) == "concat" and _axis(concat) == 1 else None
+    sizes = [_channels(part) for part in parts or ()]
+    if parts is None or None in sizes:
+        return None
+    starts = list(accumulate((size or 0 for size in sizes), initial=0))
+    first = max(number for number, start in enumerate(starts[:-1]) if start <= begin)
+    alone = at.call_of(source, "concat") is not None
+    if end <= starts[first + 1]:
+        if not alone:
+            at.read_again(parts[first])
+        if (begin, end) == (starts[first], starts[first + 1]):
+            return parts[first]
+        return channel_slice(parts[first], begin - starts[first], end - starts[first])
+    if not alone or begin != starts[first] or end not in starts:
+        return None
+    return relax.op.concat(parts[first : starts.index(end)], axis=1)
 
 
 def flatten_concat(at: Rewriter, expr: relax.Expr) -> relax.Expr | None:

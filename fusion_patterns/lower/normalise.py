@@ -22,6 +22,7 @@ Each function of the module goes into dataflow blocks, and then through these re
     split(x, channels)[i]                -> strided_slice(x, ...)                    (:mod:`.channels`)
     concat(x[a:b], x[b:c]), channels     -> x[a:c]
     concat(a, concat(b, c)), one axis    -> concat(a, b, c)
+    concat(a, b, c)[channels of a part]  -> the part, or a slice of it; whole parts -> concat of them
     reshape, astype, broadcast_to, permute_dims that change nothing -> their input
 
 Then dead values go. What is not touched: functions that are already somebody's composite, batch norm in
@@ -193,7 +194,7 @@ _RULES: dict[str, list[Rule]] = {
     "dequantize": [integers.round_trip],
     "nn.adaptive_avg_pool2d": [_unchanged, _equal_windows],
     "concat": [channels.flatten_concat, channels.join_slices],
-    "strided_slice": [channels.slice_from_the_end, channels.whole_slice],
+    "strided_slice": [channels.slice_from_the_end, channels.whole_slice, channels.slice_of_concat],
     **{name: [_join_ranges] for name in _RANGES},
     **{name: [_unchanged] for name in ("reshape", "astype", "broadcast_to")},
     "*": [fold_constants],

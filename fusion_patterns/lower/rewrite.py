@@ -84,6 +84,11 @@ class Rewriter:
         self._reads[var] = 1
         return var
 
+    def read_again(self, expr: relax.Expr) -> None:
+        """Say that what a rule returns reads *expr* while what read it before stays."""
+        if isinstance(expr, relax.Var):
+            self._reads[expr] += 1
+
     def typed(self, expr: relax.Expr) -> relax.Expr:
         """*expr* with its type inferred where it has none."""
         return self._builder.normalize(expr) if _untyped(expr) else expr

@@ -37,6 +37,12 @@ def _gelu_tanh(x: Any) -> Any:
     return _const(0.5, x) * x * (_const(1.0, x) + tirx.tanh(inner))
 
 
+def _selu(x: Any) -> Any:
+    zero, one = _const(0, x), _const(1, x)
+    below = tirx.min(zero, _const(1.6732632423543772, x) * (tirx.exp(x) - one))
+    return _const(1.0507009873554805, x) * (tirx.max(x, zero) + below)
+
+
 def _select(condition: Any, yes: Any, no: Any) -> Any:
     return tirx.Select(condition, yes, no)
 
@@ -61,6 +67,7 @@ _PLAIN: dict[str, Expression] = {
     "nn.relu6": lambda a: tirx.min(tirx.max(a, _const(0, a)), _const(6, a)),
     "nn.gelu": _gelu,
     "nn.gelu_tanh": _gelu_tanh,
+    "nn.selu": _selu,
     "nn.silu": lambda a: a * _sigmoid(a),
     "nn.prelu": lambda a, slope: _select(a > _const(0, a), a, a * slope),
     "round": tirx.nearbyint,

@@ -30,7 +30,7 @@ __all__ = [
 
 _ELEMENTWISE = """
     add subtract multiply divide maximum minimum power abs ceil clip cos erf exp floor log negative nn.relu
-    nn.relu6 nn.leakyrelu nn.prelu nn.gelu nn.gelu_tanh nn.silu nn.softplus round rsqrt sigmoid sign sin sqrt
+    nn.relu6 nn.leakyrelu nn.prelu nn.gelu nn.gelu_tanh nn.selu nn.silu nn.softplus round rsqrt sigmoid sign sin sqrt
     square tanh astype greater greater_equal less less_equal equal not_equal logical_and logical_or
     logical_not where
 """
