@@ -11,6 +11,11 @@ a ``multiply`` and an ``add`` of constants that the other rules then take furthe
     conv(pad(x, zeros), W)           -> conv(x, W, padding)
     op(op(x, A), B)                  -> op(x, A op B)               op is multiply or add; A, B constants
     multiply(add(multiply(x, A), T), B) -> add(multiply(x, A * B), T * B)
+    add(conv(x, W), conv(x, V))      -> conv(x, W + V)              V's window lies inside of W's
+    add(conv(x, W), add(multiply(x, S), T)) -> add(conv(x, W + S at the pixel itself), T)
+
+The last two undo the branches that a network such as RepVGG has for training only: a sum of linear functions of
+one value is one of them. The wider window has all the taps, so the narrower one's products are saved as well.
 
 S, B and C may be scalars or vectors along the channels, W must be a constant, and the values in between
 must have no other reader. ``divide`` and ``subtract`` by constants count as ``multiply`` and ``add``.
@@ -23,6 +28,7 @@ from typing import Any
 import numpy as np
 from tvm import relax
 from tvm.ir import Call
+from tvm_ffi import structural_equal
 
 from fusion_patterns.lower.rewrite import Array, Rewriter, constant_of, op_name, static_shape
 
@@ -139,6 +145,87 @@ def join_constants(at: Rewriter, expr: relax.Expr) -> relax.Expr | None:
         return relax.op.add(inner[0], joined)
     scaled = relax.op.multiply(inner[0], joined)
     return scaled if shift is None else relax.op.add(at.emit(scaled), shift)
+
+
+def join_branches(at: Rewriter, expr: relax.Expr) -> relax.Expr | None:
+    """The sum of two convolutions of one value, or of one and that value scaled, as one convolution."""
+    assert isinstance(expr, Call)
+    for value, other in _operands(expr, commutes=True):
+        conv, bias = _convolution(at, value)
+        weight = None if conv is None else at.constant(conv.args[1])
+        if conv is None or weight is None or not _is_plain_conv2d(conv):
+            continue
+        joined = weight.astype("float64")
+        found, shift = _add_convolution(at, other, conv, joined)
+        if not found:
+            found, shift = _add_scaled(at, other, conv, joined)
+        with np.errstate(over="ignore"):
+            joined = joined.astype(weight.dtype)
+        if not found or not np.isfinite(joined).all():
+            continue
+        args = [conv.args[0], constant_of(joined), *conv.args[2:]]
+        better = Call(conv.op, args, conv.attrs, conv.ty_args, conv.span, conv.ty)
+        shifts = [vector for vector in (bias, shift) if vector is not None]
+        return _biased(at, better, sum(shifts)) if shifts else better
+    return None
+
+
+def _is_plain_conv2d(conv: Call) -> bool:
+    attrs = conv.attrs
+    layouts = str(attrs.data_layout), str(attrs.kernel_layout), str(attrs.out_layout or "NCHW")
+    plain = op_name(conv) == "nn.conv2d" and layouts == ("NCHW", "OIHW", "NCHW")
+    return plain and _Channels(conv).count > 0
+
+
+def _add_convolution(at: Rewriter, value: relax.Expr, conv: Call, joined: Any) -> tuple[bool, Any]:
+    """Add the weight of another convolution of the same value to *joined*; whether that was done, and its bias."""
+    other, bias = _convolution(at, value)
+    weight = None if other is None else at.constant(other.args[1])
+    if other is None or weight is None or not _is_plain_conv2d(other):
+        return False, None
+    attrs, theirs = conv.attrs, other.attrs
+    alike = other.args[0].same_as(conv.args[0]) and int(theirs.groups) == int(attrs.groups)
+    alike = alike and list(map(int, theirs.strides)) == list(map(int, attrs.strides))
+    rows, columns = (_taps(joined.shape, attrs, weight.shape, theirs, axis) for axis in (0, 1))
+    if not alike or rows is None or columns is None or not structural_equal(other.ty, conv.ty):
+        return False, None
+    joined[:, :, np.array(rows)[:, None], np.array(columns)] += weight
+    return True, bias
+
+
+def _add_scaled(at: Rewriter, value: relax.Expr, conv: Call, joined: Any) -> tuple[bool, Any]:
+    """Add the scale of *conv*'s own input to *joined*; whether that was done, and what was added to what was scaled."""
+    shifted = _by_constant(at, at.call_of(value, "add"))
+    scaled = _by_constant(at, at.call_of(shifted[0] if shifted else value, "multiply"))
+    if scaled is None or not scaled[0].same_as(conv.args[0]):
+        return False, None
+    channel, attrs = _Channels(conv), conv.attrs
+    scale, shift = channel.vector(scaled[1]), channel.vector(shifted[1]) if shifted else None
+    if scale is None or (shifted is not None and shift is None) or list(map(int, attrs.strides)) != [1, 1]:
+        return False, None
+    rows, columns = (_taps(joined.shape, attrs, (1, 1, 1, 1), None, axis) for axis in (0, 1))
+    if rows is None or columns is None or not structural_equal(conv.args[0].ty, conv.ty):
+        return False, None
+    outputs = np.arange(channel.count)
+    joined[outputs, outputs % joined.shape[1], rows[0], columns[0]] += scale
+    return True, shift
+
+
+def _taps(
+    shape: tuple[int, ...], attrs: Any, narrower: tuple[int, ...], theirs: Any, axis: int
+) -> list[int] | None:
+    """Which taps of a window along height (0) or width (1) read what another window's taps read; None if one lacks.
+
+    Without attributes the other window is a pixel without a border.
+    """
+    border, step = (int(theirs.padding[axis]), int(theirs.dilation[axis])) if theirs is not None else (0, 1)
+    taps = []
+    for tap in range(narrower[2 + axis]):
+        place, rest = divmod(int(attrs.padding[axis]) - border + tap * step, int(attrs.dilation[axis]))
+        if rest or not 0 <= place < shape[2 + axis]:
+            return None
+        taps.append(place)
+    return taps
 
 
 def _by_constant(at: Rewriter, call: relax.Expr | None) -> tuple[relax.Expr, Array] | None:

@@ -8,6 +8,7 @@ Each function of the module goes into dataflow blocks, and then through these re
     add(conv(x, W) + B, C)               -> conv(x, W) + (B + C), of shape (1, O, 1, 1)
     conv(pad(x, zeros), W)               -> conv(x, W, padding)
     add(add(x, A), B), multiply alike    -> add(x, A + B)                            (:mod:`.affine`)
+    conv(x, W) + conv(x, V)              -> conv(x, W + V)           also with x * S instead of the second
     call_tir(elementwise kernel, args)   -> the Relax operators that it computes     (:mod:`.recognise`)
     maximum(x, 0)                        -> relu(x)
     minimum(maximum(x, low), high)       -> clip(x, low, high)        also in the other order, and from relu
@@ -184,7 +185,7 @@ _RULES: dict[str, list[Rule]] = {
     "tuple_get_item": [affine.batch_norm_item, _dropout_item, _item_of_tuple, channels.item_of_split],
     "multiply": [affine.scale_into_weights, affine.join_constants],
     "divide": [affine.scale_into_weights],
-    "add": [affine.merge_biases, affine.join_constants],
+    "add": [affine.merge_biases, affine.join_constants, affine.join_branches],
     "subtract": [affine.merge_biases],
     "nn.conv2d": [affine.pad_into_convolution],
     "call_tir": [recognise_call_tir],
