@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import networks
 import numpy as np
 import pytest
 from test_normalise import batch_norm, check, const, function
@@ -169,15 +168,3 @@ def test_integer_branches_stay() -> None:
 
     found = check(function(build, (1, 4, 4, 4), dtype="int32"), numbers=False)
     assert found == {"nn.conv2d": 1, "add": 1, "multiply": 1}
-
-
-@pytest.mark.slow
-@pytest.mark.corpus
-@pytest.mark.parametrize(("name", "convolutions"), [("tm_repvgg_a0", 22), ("tm_repghostnet_100", 89)])
-def test_a_network_keeps_its_numbers(name: str, convolutions: int) -> None:
-    entry = networks.corpus().get(name)
-    if entry is None:
-        pytest.skip("the corpus is not beside the checkout")
-    pytest.importorskip("timm")
-    found = check(networks.import_network(entry), tolerance=2e-5)
-    assert found["nn.conv2d"] == convolutions
