@@ -147,6 +147,19 @@ def prologue(**attrs: Any) -> Callable[[], tvm.IRModule]:
     return between(middle, 12)
 
 
+def response_normalised(
+    emit: Any, value: Any, size: int = 5, *, before: int | None = None, **attrs: Any
+) -> Any:
+    """``x / (bias + alpha mean(x^2))^beta`` over ``size`` neighbouring channels, as ONNX's importer writes it."""
+    before = (size - 1) // 2 if before is None else before
+    volume = emit(op.expand_dims(emit(op.multiply(value, value)), axis=[1]))
+    pads = [before, 0, 0, size - 1 - before, 0, 0]
+    mean = emit(nn.avg_pool3d(volume, [size, 1, 1], padding=pads, **{"count_include_pad": True, **attrs}))
+    alpha, bias, beta = (relax.const(number, "float32") for number in (0.5, 1.5, 0.75))
+    scaled = emit(op.add(emit(op.multiply(emit(op.squeeze(mean, [1])), alpha)), bias))
+    return emit(op.divide(value, emit(op.power(scaled, beta))))
+
+
 def transposed(emit: Any, value: Any, kernel: tuple[int, int], channels: int = 8, **attrs: Any) -> Any:
     given = int(value.ty.shape.values[1])
     weights = const((given, channels, *kernel), 3, scale=(given * kernel[0] * kernel[1]) ** -0.5)
@@ -301,6 +314,24 @@ CASES: dict[str, dict[str, Callable[[], tvm.IRModule]]] = {
         ),
         "epilogue": between(lambda e, v: epilogue(e, e(nn.max_pool2d(v, [2, 2], strides=[2, 2])), 8)),
         "odd channels": between(lambda e, v: e(nn.avg_pool2d(v, [2, 2])), 6),
+    },
+    "lrn.chain": {
+        "five channels": between(response_normalised, 16),
+        "three channels, odd channels, epilogue": between(
+            lambda e, v: epilogue(e, response_normalised(e, v, 3), 10), 10
+        ),
+        "a window that begins at the channel itself, inside a block": between(
+            lambda e, v: response_normalised(e, v, 7, before=0), 9
+        ),
+        "a window wider than the channels, odd channels": between(
+            lambda e, v: response_normalised(e, v, 9), 3
+        ),
+        "two images, odd channels": after(
+            lambda e, x: conv(
+                e, response_normalised(e, e(nn.max_pool2d(conv(e, x, 14), [2, 2], [2, 2]))), 6, seed=2
+            ),
+            (2, 8, 12, 10),
+        ),
     },
     "global_pool.mean": {
         "parts, pre-activation": between(lambda e, v: mean(e, scaled(e, parts(e, v, 8, 5)))),

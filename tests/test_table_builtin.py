@@ -32,6 +32,7 @@ ROWS = [
     "conv2d.residual_pair",
     "conv2d_transpose.chain",
     "pool2d.chain",
+    "lrn.chain",
     "global_pool.mean",
     "global_pool.adaptive",
     "concat.chain",

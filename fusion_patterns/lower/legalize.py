@@ -23,7 +23,7 @@ from . import packed
 from .convolution import conv2d, conv2d_transpose
 from .dense import dense, elementwise_rows
 from .packed import Packed
-from .pooling import adaptive_pool, global_pool, pool2d
+from .pooling import adaptive_pool, channel_pool, global_pool, pool2d
 from .scalars import scalar_expression
 
 __all__ = ["legalize_composites"]
@@ -95,8 +95,15 @@ class _Legalizer:
             return self.values[call.args[0]]  # the packing at the end: see _result
         if op in SHUFFLE:
             return self._shuffle(call, var)
-        if op in FLATTENS:
-            return self.values[call.args[0]]  # one pixel as a row: see dense
+        if op in (*FLATTENS, "relax.expand_dims"):
+            # one pixel as a row (see dense), or the channels as the depth of a volume and back
+            return self.values[call.args[0]]
+        if op == "relax.nn.avg_pool3d":
+            value = self._masked(self._packed(op, 0, self.values[call.args[0]]))
+            dtype = str(var.ty.dtype)
+            return self._emit(
+                lambda x: channel_pool(x, call.attrs), [value], DATA, value.shape, dtype, masked=False
+            )
         shape = static_shape(var)
         assert shape is not None
         return self._compute(op, call, [self.values[arg] for arg in tensor_args(call)], shape, var)

@@ -7,9 +7,9 @@ from typing import Any
 from tvm import te, tirx
 
 from .convolution import padding_of, zero_pad
-from .packed import LANES, Packed
+from .packed import LANES, Packed, blocks
 
-__all__ = ["adaptive_pool", "global_pool", "pool2d"]
+__all__ = ["adaptive_pool", "channel_pool", "global_pool", "pool2d"]
 
 
 def pool2d(data: Packed, attrs: Any, size: tuple[int, int], kind: str) -> te.Tensor:
@@ -108,6 +108,36 @@ def adaptive_pool(data: Packed, size: tuple[int, int]) -> te.Tensor:
         return (total[b, c, y, x, lane] / pixels.astype(wide)).astype(data.dtype)
 
     return te.compute(shape, average, name="average")
+
+
+def channel_pool(data: Packed, attrs: Any) -> te.Tensor:
+    """Averages over neighbouring channels: (N, C/4, H, W, 4). What lies beyond the channels counts as zeros.
+
+    ``attrs`` are those of ``relax.nn.avg_pool3d`` on the channels as the depth of a volume; ``data`` has zeros in the
+    lanes beyond its last channel. float16 is summed in float32.
+    """
+    size, before = int(attrs.pool_size[0]), int(attrs.padding[0])
+    n, count, height, width, _ = (int(d) for d in data.tensor.shape)
+    # a window is read by whole blocks, the same ones for all lanes
+    front, back = blocks(before), blocks(size - 1 - before)
+    wide = _wide(data.dtype)
+
+    def padded(b: Any, c: Any, y: Any, x: Any, lane: Any) -> Any:
+        inside = tirx.all(c >= front, c < count + front)
+        zero = tirx.const(0, data.dtype)
+        return tirx.if_then_else(inside, data.tensor[b, c - front, y, x, lane], zero)
+
+    around = te.compute((n, front + count + back, height, width, LANES), padded, name="pad")
+    channel = te.reduce_axis((0, size), "kc")
+
+    def window(b: Any, c: Any, y: Any, x: Any, lane: Any) -> Any:
+        first = lane + channel + (front * LANES - before)
+        return te.sum(around[b, c + first // LANES, y, x, first % LANES].astype(wide), axis=channel)
+
+    shape = data.tensor.shape
+    total = te.compute(shape, window, name="channel_pool")
+    pixels = tirx.const(size, wide)
+    return te.compute(shape, lambda *i: (total[i] / pixels).astype(data.dtype), name="average")
 
 
 def _length(i: Any, out: int, full: int) -> Any:

@@ -31,6 +31,7 @@ DATA_RANK = 5
 SPLITTABLE = ("conv2d_packed",)
 POOLS = ("global_pool",)
 UNEQUAL = "pool2d_adaptive"
+CHANNEL_POOL = "channel_pool"
 DENSE = "dense"
 UNPACK = "unpack"
 ROW_RANK = 2
@@ -463,6 +464,9 @@ class _Kernel:
         if name.startswith("conv2d_gathered"):
             self._reduce_gathered(block, pad, spatial, reduce)
             return
+        if name.startswith(CHANNEL_POOL):
+            self._reduce_channels(block, pad, spatial, reduce[0], thread)
+            return
         if len(reduce) == 1:
             self._reduce_pixels(block, pad, spatial, reduce[0], thread)
             return
@@ -502,6 +506,18 @@ class _Kernel:
         self._cache(block, 0, pixels)
         sch.vectorize(spatial[-1])
         init = sch.decompose_reduction(block, pixels)
+        self._vectorize_tail(init, thread)
+
+    def _reduce_channels(self, block: Any, pad: Any, spatial: list[Any], channels: Any, thread: Any) -> None:
+        """A window of channels: its blocks in registers, from which every lane takes its own."""
+        sch = self.sch
+        sch.set_scope(pad, 0, "local")
+        sch.compute_at(pad, thread, preserve_unit_loops=True)
+        self._vectorize_tail(pad, thread, apart=self.lanes_apart)
+        sch.reorder(*spatial[:-1], channels, spatial[-1])
+        for loop in (*spatial, channels):
+            sch.unroll(loop)
+        init = sch.decompose_reduction(block, channels)
         self._vectorize_tail(init, thread)
 
     def _cache(self, block: Any, read: int, loop: Any) -> None:

@@ -40,6 +40,7 @@ ELEMENTWISE = frozenset(f"relax.{name}" for name in _ELEMENTWISE.split())
 
 SHUFFLE_STEPS = ("relax.reshape", "relax.permute_dims", "relax.reshape")
 SHUFFLE = frozenset(SHUFFLE_STEPS)
+CHANNEL_POOL_STEPS = ("relax.expand_dims", "relax.nn.avg_pool3d", "relax.squeeze")
 FLATTENS = frozenset(("relax.reshape", "relax.squeeze", "relax.nn.batch_flatten"))
 ROW_RANK = 2
 
@@ -194,6 +195,9 @@ def needs_of(func: Any) -> Needs:
         if op in SHUFFLE and shape is not None:
             _shuffle(reader, number, call, bindings, name)
             continue
+        if op in CHANNEL_POOL_STEPS and shape is not None:
+            _channel_pool(reader, number, bindings, name)
+            continue
         if shape is None or len(shape) != 4:
             raise NotPacked(f"`{name}` is not a tensor of four static dimensions", name)
         if op in _REDUCTIONS or any(arg in reader.reduced for arg in tensor_args(call)):
@@ -266,6 +270,29 @@ def _shuffle(reader: _Reader, number: int, call: Any, bindings: list[Any], name:
     ):
         return
     raise NotPacked("only a shuffle of channels between groups has a packed kernel", name)
+
+
+def _channel_pool(reader: _Reader, number: int, bindings: list[Any], name: str) -> None:
+    """Averages over neighbouring channels: the channels as the depth of a volume, and back to (N, C, H, W)."""
+    variables = [binding.var for binding in bindings[number : number + 3]]
+    calls = [binding.value for binding in bindings[number : number + 3]]
+    if [op_name(call) for call in calls] == list(CHANNEL_POOL_STEPS):
+        source, attrs = static_shape(calls[0].args[0]), calls[1].attrs
+        volume = None if source is None else (source[0], 1, *source[1:])
+        chained = all(call.args[0].same_as(var) for var, call in zip(variables, calls[1:], strict=False))
+        regular = [static_shape(var) for var in variables] == [volume, volume, source]
+        window = [int(size) for size in attrs.pool_size]
+        ones = all(int(step) == 1 for step in (*window[1:], *attrs.strides, *attrs.dilation))
+        counts = bool(attrs.count_include_pad) and str(attrs.layout) == "NCDHW"
+        if chained and regular and ones and counts:
+            reader.read(number, 0, calls[0].args[0], DATA, name)
+            return
+    elif op_name(bindings[number].value) in CHANNEL_POOL_STEPS[1:]:
+        before = bindings[number - 1]
+        if bindings[number].value.args[0].same_as(before.var) and op_name(before.value) in CHANNEL_POOL_STEPS:
+            reader.reduced.add(bindings[number].var)
+            return
+    raise NotPacked("only averages over neighbouring channels have a packed kernel in a volume", name)
 
 
 def _elementwise(reader: _Reader, number: int, call: Any, op: str, shape: tuple[int, ...], name: str) -> None:

@@ -324,7 +324,8 @@ class Operands:
                 "axes": list(self._attr(label, "axes", (tuple(range(rank))[::-1], (0, 2, 1, 3, 4)[:rank])))
             },
             "flip": lambda: {"axis": rank - 1},
-            "expand_dims": lambda: {"axis": 0},
+            "expand_dims": lambda: {"axis": list(self._attr(label, "axis", ((0,), (rank,))))},
+            "squeeze": lambda: {"axis": list(self._attr(label, "axis", _ones(shape)))},
             "reshape": lambda: {"shape": self._reshaped(shape)},
         }
         if op in simple:
@@ -350,9 +351,16 @@ class Operands:
         if "adaptive" in op:
             return attrs | {"output_size": list(self._attr(label, "output_size", ((1,) * dims, (2,) * dims)))}
         size = self._attr(label, "pool_size", ((2,) * dims, (3,) * dims))
-        padding = self.pick(([0] * dims, [1] * dims)) if min(size) > 1 else [0] * dims
+        padding = self.pick(([0] * dims, [length // 2 for length in size]))
         strides = self._attr(label, "strides", ((1,) * dims, (2,) * dims))
+        if op.startswith("nn.avg"):
+            attrs["count_include_pad"] = self._attr(label, "count_include_pad", (False,))
         return attrs | {"pool_size": list(size), "strides": list(strides), "padding": padding}
+
+
+def _ones(shape: Shape) -> tuple[tuple[int, ...], ...]:
+    """The axes of one element, each alone: what can be taken off a shape."""
+    return tuple((place,) for place, dim in enumerate(shape) if dim == 1)
 
 
 def _layouts(op: str) -> tuple[str, ...]:

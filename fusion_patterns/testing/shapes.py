@@ -211,6 +211,20 @@ def _permute(operands: Sequence[Type], attrs: Attrs) -> Type:
     return Type(tuple(shape[axis] for axis in attrs["axes"]), dtype)
 
 
+def _expand(operands: Sequence[Type], attrs: Attrs) -> Type:
+    shape, dtype = list(operands[0].shape), operands[0].dtype
+    for axis in sorted(attrs["axis"]):
+        _require(0 <= axis <= len(shape), "axis of expand_dims")
+        shape.insert(axis, 1)
+    return Type(tuple(shape), dtype)
+
+
+def _squeeze(operands: Sequence[Type], attrs: Attrs) -> Type:
+    shape, dtype = operands[0]
+    _require(all(0 <= axis < len(shape) and shape[axis] == 1 for axis in attrs["axis"]), "axis of squeeze")
+    return Type(tuple(dim for place, dim in enumerate(shape) if place not in attrs["axis"]), dtype)
+
+
 def _flat(operands: Sequence[Type], attrs: Attrs) -> Type:
     shape, dtype = operands[0]
     return Type((prod(map(_number, shape)),), dtype)
@@ -235,5 +249,6 @@ _RULES: dict[str, Callable[[Sequence[Type], Attrs], Type]] = {
     "flip": lambda operands, attrs: operands[0],
     "permute_dims": _permute,
     "reshape": lambda operands, attrs: Type(tuple(attrs["shape"]), operands[0].dtype),
-    "expand_dims": lambda operands, attrs: Type((1, *operands[0].shape), operands[0].dtype),
+    "expand_dims": _expand,
+    "squeeze": _squeeze,
 }
