@@ -93,6 +93,8 @@ class _Legalizer:
         op = op_name(call)
         if op == "relax.layout_transform":
             return self.values[call.args[0]]  # the packing at the end: see _result
+        if op == "relax.permute_dims" and len(var.ty.shape.values) == DATA_RANK:
+            return self._turn(call, var)
         if op in SHUFFLE:
             return self._shuffle(call, var)
         if op in (*FLATTENS, "relax.expand_dims"):
@@ -107,6 +109,19 @@ class _Legalizer:
         shape = static_shape(var)
         assert shape is not None
         return self._compute(op, call, [self.values[arg] for arg in tensor_args(call)], shape, var)
+
+    def _turn(self, call: Any, var: Any) -> _Value:
+        """Another order of axes: a plain tensor is packed as it is read, the result is written plain."""
+        value, axes = self.values[call.args[0]], tuple(int(axis) for axis in call.attrs.axes)
+        shape, dtype = static_shape(var), str(var.ty.dtype)
+        assert shape is not None
+        if value.layout == PLAIN:
+            return self._emit(
+                lambda x: packed.pack(packed.turned(x, axes), DATA), [value], DATA, shape, dtype, masked=True
+            )
+        return self._emit(
+            lambda x: packed.unpack(x, axes), [value], PLAIN, shape, dtype, masked=True
+        )
 
     def _shuffle(self, call: Any, var: Any) -> _Value:
         """The three steps of a channel shuffle: the last computes, those before it only say between how many groups."""

@@ -8,7 +8,7 @@ matter here: the composite's result is masked once, at its end (:func:`mask`).
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
@@ -28,6 +28,7 @@ __all__ = [
     "pack",
     "resize2d",
     "shuffle",
+    "turned",
     "unpack",
 ]
 
@@ -121,17 +122,32 @@ def pack(value: Packed, name: str) -> te.Tensor:
     return te.compute(kind.packed_shape(source), packed, name="pack")
 
 
-def unpack(value: Packed) -> te.Tensor:
-    """A packed tensor in its source's row-major layout, shape ``value.shape``."""
-    kind = layout(value.layout)
+def turned(value: Packed, axes: tuple[int, ...]) -> Packed:
+    """A plain tensor with its axes in the order ``axes``, as ``permute_dims`` gives it."""
+    shape = tuple(value.shape[axis] for axis in axes)
 
     def source(*index: Any) -> Any:
+        return value.tensor[tuple(index[axes.index(axis)] for axis in range(len(axes)))]
+
+    return replace(value, tensor=te.compute(shape, source, name="turn"), shape=shape)
+
+
+def unpack(value: Packed, axes: tuple[int, ...] = ()) -> te.Tensor:
+    """A packed tensor in its source's row-major layout, shape ``value.shape``.
+
+    ``axes``: the order in which the result has the source's axes, if it is another.
+    """
+    kind = layout(value.layout)
+    order = axes or tuple(range(len(value.shape)))
+
+    def source(*index: Any) -> Any:
+        index = tuple(index[order.index(axis)] for axis in range(len(order)))
         if len(kind.axes) == 1 and len(value.shape) != 1:
             axis = max(range(len(value.shape)), key=lambda k: value.shape[k])
             index = (index[axis],)
         return value.tensor[kind.to_packed(*index)]
 
-    return te.compute(value.shape, source, name="unpack")
+    return te.compute(tuple(value.shape[axis] for axis in order), source, name="unpack")
 
 
 def elementwise(

@@ -42,6 +42,7 @@ SHUFFLE_STEPS = ("relax.reshape", "relax.permute_dims", "relax.reshape")
 SHUFFLE = frozenset(SHUFFLE_STEPS)
 CHANNEL_POOL_STEPS = ("relax.expand_dims", "relax.nn.avg_pool3d", "relax.squeeze")
 FLATTENS = frozenset(("relax.reshape", "relax.squeeze", "relax.nn.batch_flatten"))
+LANES = 4
 ROW_RANK = 2
 
 
@@ -123,6 +124,8 @@ class _Reader:
         """Values that a reduction went into: to broadcast one would compute it again for every pixel."""
         self.rows: set[Any] = set()
         """Of them, what a dense layer computed: (N, C), row-major."""
+        self.turned: set[Any] = set()
+        """Results whose axes the composite puts in another order, row-major."""
 
     def read(self, binding: int, arg: int, expr: Any, layout: str, culprit: str) -> None:
         """Note that an op's argument reads ``expr`` in ``layout``, if ``expr`` is a parameter."""
@@ -192,6 +195,9 @@ def needs_of(func: Any) -> Needs:
         if shape is not None and len(shape) == ROW_RANK:
             _row(reader, number, binding, op, shape)
             continue
+        if op == "relax.permute_dims" and shape is not None and _is_turn(call):
+            _turn(reader, number, binding, func.body.body.same_as(binding.var))
+            continue
         if op in SHUFFLE and shape is not None:
             _shuffle(reader, number, call, bindings, name)
             continue
@@ -216,7 +222,7 @@ def needs_of(func: Any) -> Needs:
         raise NotPacked("the composite returns more than one value", "")
     if len(shape) == ROW_RANK and output not in reader.rows:
         raise NotPacked("rows that no dense layer computed have no packed kernel", str(output.name))
-    held = PLAIN if len(shape) == ROW_RANK else DATA
+    held = PLAIN if len(shape) == ROW_RANK or output in reader.turned else DATA
     return Needs(tuple(reader.operands), reader.reads, held, shape, str(output.ty.dtype))
 
 
@@ -235,7 +241,9 @@ def _row(reader: _Reader, number: int, binding: Any, op: str, shape: tuple[int, 
         for arg, (expr, kind) in enumerate(zip(tensors, _dense(call, name), strict=True)):
             reader.read(number, arg, expr, kind, name)
         reader.rows.add(binding.var)
-    elif op in ELEMENTWISE - {"relax.nn.prelu"} and any(tensor in reader.rows for tensor in tensors):
+    elif op in ELEMENTWISE and any(tensor in reader.rows for tensor in tensors):
+        if op == "relax.nn.prelu" and int(call.attrs.axis) not in (1, -1):
+            raise NotPacked("prelu along another axis than the channels", name)
         for arg, expr in enumerate(tensors):
             operand = static_shape(expr)
             if operand is None or len(operand) > ROW_RANK:
@@ -245,6 +253,28 @@ def _row(reader: _Reader, number: int, binding: Any, op: str, shape: tuple[int, 
     else:
         raise NotPacked(f"no packed kernel for {op or type(call).__name__} on rows", name)
     reader.reduced.add(binding.var)
+
+
+def _is_turn(call: Any) -> bool:
+    """Whether a call puts the axes of an image in another order; a shuffle's have five axes."""
+    source = static_shape(call.args[0])
+    return source is not None and len(source) == 4 and call.attrs.axes is not None
+
+
+def _turn(reader: _Reader, number: int, binding: Any, is_result: bool) -> None:
+    """An image in another order of axes: read plain, or written plain as the composite's result."""
+    var, name = binding.var, str(binding.var.name)
+    (data,) = tensor_args(binding.value)
+    if data in reader.number:
+        reader.read(number, 0, data, PLAIN, name)
+        return
+    if not is_result:
+        raise NotPacked(f"`{name}` changes the order of axes inside of the composite", name)
+    channels = (static_shape(data) or ())[1]
+    if channels > LANES and channels % LANES:
+        # no loop with a guard can be tiled
+        raise NotPacked(f"the last block of {channels} channels would guard what `{name}` writes", name)
+    reader.turned.add(var)
 
 
 def _shuffle(reader: _Reader, number: int, call: Any, bindings: list[Any], name: str) -> None:
