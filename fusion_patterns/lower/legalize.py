@@ -22,6 +22,7 @@ from ..place.rewrite import LAYOUTS_ATTR, RESULT, VIEWS_ATTR
 from . import packed
 from .convolution import conv2d, conv2d_transpose
 from .dense import dense, elementwise_rows
+from .norm import layer_norm
 from .packed import Packed
 from .pooling import adaptive_pool, channel_pool, global_pool, pool2d
 from .scalars import scalar_expression
@@ -247,6 +248,7 @@ _EMITTERS: dict[str, _Emitter] = {
     "relax.nn.adaptive_avg_pool2d": lambda x, call, shape, dtype: adaptive_pool(x[0], (shape[2], shape[3])),
     "relax.mean": lambda x, call, shape, dtype: global_pool(x[0]),
     "relax.matmul": lambda x, call, shape, dtype: dense(x[0], x[1], dtype),
+    "relax.nn.layer_norm": lambda x, call, shape, dtype: layer_norm(x[0], x[1], x[2], call.attrs, dtype),
     "relax.concat": lambda x, call, shape, dtype: packed.concat(x),
     "relax.strided_slice": lambda x, call, shape, dtype: packed.channel_slice(
         x[0], int(call.args[2].fields[0].value), shape[1]

@@ -26,6 +26,8 @@ Each function of the module goes into dataflow blocks, and then through these re
     concat(a, b, c)[channels of a part]  -> the part, or a slice of it; whole parts -> concat of them
     reshape, astype, broadcast_to, permute_dims that change nothing -> their input
 
+    channels put last for a while        -> where they were                          (:mod:`.channels_last`)
+
 Then dead values go. What is not touched: functions that are already somebody's composite, batch norm in
 training form, parameters and results, and the meaning: numbers stay within the rounding of float32.
 
@@ -45,6 +47,7 @@ from tvm.ir import Tuple as RelaxTuple
 from tvm_ffi import structural_equal
 
 from fusion_patterns.lower import affine, channels, integers
+from fusion_patterns.lower.channels_last import channels_first
 from fusion_patterns.lower.fold import fold_constants
 from fusion_patterns.lower.recognise import recognise_call_tir
 from fusion_patterns.lower.rewrite import Rewriter, Rule, is_composite, op_name, static_shape
@@ -55,7 +58,11 @@ def normalise(mod: tvm.IRModule) -> tvm.IRModule:
     out = relax.transform.ConvertToDataflow(min_size=1)(mod.clone())
     for gv, func in list(out.functions.items()):
         if isinstance(func, relax.Function) and not is_composite(func):
-            out.update_func(gv, Rewriter(out, _RULES).function(func))
+            func = Rewriter(out, _RULES).function(func)
+            moved = channels_first(func)
+            if moved is not func:
+                func = Rewriter(out, _RULES).function(moved)
+            out.update_func(gv, func)
     passes = [relax.transform.CanonicalizeBindings(), relax.transform.DeadCodeElimination(_roots(mod))]
     out = tvm.transform.Sequential(passes)(out)
     for gv, func in mod.functions.items():

@@ -17,6 +17,7 @@ from tvm.s_tir.dlight.base import ScheduleRule
 from tvm_ffi import structural_walk
 
 from ..place.profiles import Tiles
+from .norm import SUMS, choose_norm, schedule_norm
 from .pooled import schedule_pooled
 from .split import REDUCE, inside, split_sums
 from .tiles import DEFAULT, TEXEL_BYTES, Tile, Work, choose_plain, choose_tile, choose_vectors, divisor
@@ -33,6 +34,7 @@ POOLS = ("global_pool",)
 UNEQUAL = "pool2d_adaptive"
 CHANNEL_POOL = "channel_pool"
 DENSE = "dense"
+NORM_PARTS = ("norm_mean", "norm_scale")
 UNPACK = "unpack"
 ROW_RANK = 2
 FEW_SHARES = 8
@@ -116,7 +118,7 @@ def tile_space(
 
 def _kernel(func: Any, max_threads: int, tile: Tile | None, lanes_apart: bool, tiles: Tiles) -> _Kernel:
     kernel = _Kernel(s_tir.Schedule(func), max_threads, tile, lanes_apart, tiles)
-    if not kernel.has_few_results():
+    if not (kernel.has_few_results() or kernel.norm_sums()):
         return kernel
     # casts between indices of two widths would hide from TVM what a thread reads
     narrow = tirx.transform.ForceNarrowIndexToInt32()(IRModule({"main": func}))["main"]
@@ -145,6 +147,8 @@ class _Kernel:
         sch, few = self.sch, self.has_few_results()
         unpack = self.blocks.pop() if self.is_plain else None
         last = self.blocks[-1]
+        if self.norm_sums():
+            return self._norm(last, unpack)
         pads = {id(r): self._pad_of(r) for r in self.reductions}
         for key, pad in pads.items():
             if pad is not None and self._is_shared(pad):
@@ -334,6 +338,60 @@ class _Kernel:
         self._finish(stages, thread)
         self._reduce(convolution, pads[id(convolution)], thread)
         return sch
+
+    # A layer norm over channels ----------------------------------------------------------------------------
+
+    def norm_sums(self) -> list[Any]:
+        """The sums of a layer norm, if the kernel is one."""
+        return [b for b in self.reductions if str(self.sch.get(b).name_hint).startswith(SUMS)]
+
+    def _norm(self, last: Any, unpack: Any) -> s_tir.Schedule:
+        """See :mod:`.norm`."""
+        sch, sums = self.sch, self.norm_sums()
+        convolutions = [block for block in self.reductions if block not in sums]
+        pads = [self._pad_of(block) for block in convolutions]
+        data = next(iter(sch.get_producers(sums[0])), None)
+        kept = [block for block in (data, *pads) if block is not None]
+        names = {str(sch.get(block).name_hint) for block in kept}
+        stages = []
+        for block in reversed(self.blocks[:-1]):
+            name = str(sch.get(block).name_hint)
+            if self._is_reduction(block) or name in names:
+                continue
+            # of two sums and the result, each reads the mean; what precedes the data is read by it alone
+            if self._reads(block) > 1 and name not in NORM_PARTS and self._follows(block, sums[-1]):
+                stages.insert(0, block)
+            else:
+                sch.compute_inline(block)
+        if unpack is not None:
+            sch.reverse_compute_inline(unpack)
+        shape = self._shape(last)
+        tile = choose_norm(shape, self.max_threads, self.tiles, convolves=bool(convolutions))
+        if data is None:
+            readers = [*sums, *stages, last]
+            buffer = sch.get(sums[0]).reads[self._operand(sums[0], 0)].source
+            readers = [b for b in readers if any(r.source.same_as(buffer) for r in sch.get(b).reads)]
+            data = sch.cache_read(sums[0], self._operand(sums[0], 0), "shared", consumer_blocks=readers)
+        elif self._is_reduction(data):
+            data = sch.cache_write(data, 0, "local")
+        if self.lanes_apart:
+            stages.append(last)
+            last = sch.cache_write(last, 0, "local")
+        own, thread = schedule_norm(
+            sch, last, stages, data, sums, tile, whole=not self.is_plain, apart=self.lanes_apart
+        )
+        self._finish(stages, thread)
+        for convolution, pad in zip(convolutions, pads, strict=True):
+            self._reduce(convolution, pad, own)
+        return sch
+
+    def _follows(self, block: Any, other: Any) -> bool:
+        """Whether a block reads, through whatever is between, what ``other`` writes."""
+        name = self.sch.get(other).name_hint
+        return any(
+            self.sch.get(producer).name_hint == name or self._follows(producer, other)
+            for producer in self.sch.get_producers(block)
+        )
 
     # Reading the function -----------------------------------------------------------------------------------
 

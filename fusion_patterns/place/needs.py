@@ -401,6 +401,13 @@ def _dense(call: Any, culprit: str) -> tuple[str, ...]:
     return PLAIN, DENSE
 
 
+def _layer_norm(call: Any, culprit: str) -> tuple[str, ...]:
+    if [int(axis) for axis in call.attrs.axes] not in ([1], [-3]):
+        raise NotPacked("only a layer norm over the channels has a packed kernel", culprit)
+    _floats(call, culprit, count=1)
+    return DATA, CHANNEL_VECTOR, CHANNEL_VECTOR
+
+
 def _concat(call: Any, culprit: str) -> tuple[str, ...]:
     if int(call.attrs.axis) not in (1, -3):
         raise NotPacked(f"concat along axis {call.attrs.axis}, not the channels", culprit)
@@ -431,10 +438,10 @@ def _slice(call: Any, culprit: str) -> tuple[str, ...]:
     return (DATA,)
 
 
-def _floats(call: Any, culprit: str) -> list[tuple[int, ...]]:
-    """Shapes of the tensors that a call reads: static, rank 4, float."""
+def _floats(call: Any, culprit: str, count: int | None = None) -> list[tuple[int, ...]]:
+    """Shapes of the tensors that a call reads, or of the first so many: static, rank 4, float."""
     shapes: list[tuple[int, ...]] = []
-    for expr in tensor_args(call):
+    for expr in tensor_args(call)[:count]:
         shape = static_shape(expr)
         if shape is None or len(shape) != 4:
             raise NotPacked(
@@ -453,6 +460,7 @@ _ANCHORS: dict[str, Callable[[Any, str], tuple[str, ...]]] = {
     "relax.nn.avg_pool2d": _pool2d,
     "relax.nn.adaptive_avg_pool2d": _pool2d,
     "relax.mean": _global_pool,
+    "relax.nn.layer_norm": _layer_norm,
     "relax.concat": _concat,
     "relax.image.resize2d": _resize2d,
     "relax.strided_slice": _slice,

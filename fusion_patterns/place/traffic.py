@@ -61,6 +61,13 @@ def _whole(call: Any, arg: int, shapes: list[tuple[int, ...]], result: tuple[int
     return 1.0
 
 
+def _layer_norm(
+    call: Any, arg: int, shapes: list[tuple[int, ...]], result: tuple[int, ...], alone: bool
+) -> float:
+    """The data is kept in local memory."""
+    return prod(result) / prod(shapes[arg])
+
+
 def _broadcast(
     call: Any, arg: int, shapes: list[tuple[int, ...]], result: tuple[int, ...], alone: bool
 ) -> float:
@@ -74,6 +81,7 @@ _COUNTS: dict[str, _Count] = {
     "relax.nn.avg_pool2d": _window,
     "relax.nn.adaptive_avg_pool2d": _whole,
     "relax.mean": _whole,
+    "relax.nn.layer_norm": _layer_norm,
     "relax.matmul": _dense,
     "relax.concat": _whole,
     "relax.strided_slice": _whole,

@@ -1,0 +1,190 @@
+"""Layer norm over the channels of packed images, ``(x - mean) / sqrt(variance + epsilon) * gamma + beta``.
+
+    work group = some pixels of a row; its threads = their texels
+    every thread   leaves its texels in local memory: read, or computed by a depthwise convolution
+    some threads   sum shares of a pixel's channels, then of the squared differences, each added up by one thread
+    every thread   normalises its texels and stores them, after the epilogue
+
+So each texel is read once, and the variance is a sum of squared differences from the mean, as in TVM's own layer norm.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tvm import s_tir, te, tirx
+
+from ..place.profiles import Tiles
+from .packed import LANES, Packed, blocks
+from .split import REDUCE, inside
+from .tiles import TEXEL_BYTES, divisor
+
+__all__ = ["SUMS", "NormTile", "choose_norm", "layer_norm", "schedule_norm"]
+
+SUMS = "norm_sum"
+MOST_SHARES = 16
+"""One thread adds up the shares of a pixel, one after the other."""
+
+
+def layer_norm(data: Packed, gamma: Packed, beta: Packed, attrs: Any, dtype: str) -> te.Tensor:
+    """Layer norm over the channels of ``data`` (N, C/4, H, W, 4); ``gamma`` and ``beta`` are (C/4, 4).
+
+    Sums and the normalisation itself are in float32. Lanes beyond the last channel must be zero in ``data``.
+    """
+    batch, channels, height, width = data.shape
+    count = tirx.const(float(channels), "float32")
+    sums = (batch, 1, height, width, LANES)
+
+    def at(n: Any, c: Any, y: Any, x: Any, lane: Any) -> Any:
+        return data.tensor[n, c, y, x, lane].astype("float32")
+
+    def over_lanes(sum_: te.Tensor, n: Any, y: Any, x: Any) -> Any:
+        return (sum_[n, 0, y, x, 0] + sum_[n, 0, y, x, 1] + sum_[n, 0, y, x, 2] + sum_[n, 0, y, x, 3]) / count
+
+    c1, c2 = (te.reduce_axis((0, blocks(channels)), name) for name in ("c1", "c2"))
+    total = te.compute(
+        sums, lambda n, _, y, x, lane: te.sum(at(n, c1, y, x, lane), axis=c1), name=f"{SUMS}_data"
+    )
+    mean = te.compute(
+        (batch, 1, height, width), lambda n, _, y, x: over_lanes(total, n, y, x), name="norm_mean"
+    )
+
+    def squared(n: Any, c: Any, y: Any, x: Any, lane: Any) -> Any:
+        difference = at(n, c, y, x, lane) - mean[n, 0, y, x]
+        square = difference * difference
+        if channels % LANES == 0:
+            return square
+        return tirx.Select(c * LANES + lane < channels, square, tirx.const(0, "float32"))
+
+    squares = te.compute(
+        sums, lambda n, _, y, x, lane: te.sum(squared(n, c2, y, x, lane), axis=c2), name=f"{SUMS}_squares"
+    )
+    epsilon = tirx.const(float(attrs.epsilon), "float32")
+    scale = te.compute(
+        (batch, 1, height, width),
+        lambda n, _, y, x: tirx.const(1, "float32") / tirx.sqrt(over_lanes(squares, n, y, x) + epsilon),
+        name="norm_scale",
+    )
+
+    def normalised(n: Any, c: Any, y: Any, x: Any, lane: Any) -> Any:
+        value = (at(n, c, y, x, lane) - mean[n, 0, y, x]) * scale[n, 0, y, x]
+        if attrs.scale:
+            value = value * gamma.tensor[c, lane].astype("float32")
+        if attrs.center:
+            value = value + beta.tensor[c, lane].astype("float32")
+        return value.astype(dtype)
+
+    return te.compute(data.tensor.shape, normalised, name="layer_norm")
+
+
+@dataclass(frozen=True)
+class NormTile:
+    """``pixels`` of a row belong to a group, ``columns`` neighbours of them to one thread; a group has so many
+    ``threads``, and a pixel's channels are summed in ``shares``."""
+
+    pixels: int
+    columns: int
+    threads: int
+    shares: int
+
+
+def choose_norm(shape: tuple[int, ...], max_threads: int, tiles: Tiles, *, convolves: bool) -> NormTile:
+    """The tile for an image of packed ``shape`` (N, C/4, H, W, 4).
+
+    ``convolves``: the texels are computed, and a thread that computes neighbours reads the weights once for all of
+    them. Raises ``ValueError`` if the channels of one pixel need more local memory than the profile allows.
+    """
+    batch, channels, height, width = shape[:4]
+    shares = divisor(channels, MOST_SHARES) if tiles.split > 1 else 1
+    room = tiles.local_bytes // (TEXEL_BYTES * (channels + shares + 2))
+    if room == 0:
+        raise ValueError(f"{channels * LANES} channels of a pixel take more than {tiles.local_bytes} bytes of local memory")
+    most = tiles.accumulators if convolves else 1
+    texels = batch * channels * height * width
+    columns = [
+        c
+        for c in range(1, most + 1)
+        if width % c == 0 and c <= room and (c == 1 or texels // c >= tiles.threads)
+    ][-1]
+    # a texel for each thread, of as many pixels as that leaves room for: neighbours are read side by side
+    threads = max_threads if tiles.split > 1 else channels
+    pixels = columns * divisor(width // columns, max(1, min(room // columns, threads // channels)))
+    group = pixels // columns * channels
+    if tiles.split == 1:
+        return NormTile(pixels, columns, pixels // columns, shares)
+    return NormTile(pixels, columns, divisor(group, max_threads), shares)
+
+
+def schedule_norm(
+    sch: s_tir.Schedule,
+    last: Any,
+    stages: list[Any],
+    data: Any,
+    sums: list[Any],
+    tile: NormTile,
+    *,
+    whole: bool,
+    apart: bool,
+) -> tuple[Any, Any]:
+    """Schedule a layer norm; returns the loops of a thread over its texels, of ``data`` and of the result.
+
+    ``last`` writes the result, ``data`` the texels that are normalised; ``sums`` are the two reductions; ``stages``,
+    which the caller places in the loop of the result, lie between them. ``whole``: the result is stored by texels.
+    ``apart``: what is computed of the data can't be computed in vectors.
+    """
+    n, c, y, x, lane = sch.get_loops(last)
+    x, x_in = sch.split(x, [None, tile.pixels])
+    sch.reorder(n, y, x, c, x_in, lane)
+    group = sch.fuse(n, y, x)
+    sch.bind(group, "blockIdx.x")
+    (sch.vectorize if whole else sch.unroll)(lane)
+    steps = []
+    for total in sums:
+        reduce = sch.get_loops(total)[-1]
+        _, share = sch.split(reduce, [None, tile.shares])
+        steps.append((sch.rfactor(share, 3), total))
+    # consumers before what they read, and all before any is told off to threads: a guard would hide what they need
+    for stage in reversed(stages):
+        sch.compute_at(stage, group, preserve_unit_loops=True)
+    placed = []
+    for step in reversed(steps):
+        for block in reversed(step):
+            copy = sch.cache_write(block, 0, "local")
+            for each in (copy, block):
+                sch.compute_at(each, group, preserve_unit_loops=True)
+            sch.set_scope(copy, 0, "shared")
+            placed.append((block, copy))
+    sch.set_scope(data, 0, "shared")
+    sch.compute_at(data, group, preserve_unit_loops=True)
+    for block, copy in placed:
+        *loops, lane = inside(sch, copy, group)
+        thread = _tell_off(sch, loops, tile.threads)
+        sch.vectorize(lane)
+        sch.compute_at(block, thread, preserve_unit_loops=True)
+        _add_up(sch, block, thread)
+    *loops, columns, lane = inside(sch, data, group)
+    columns, several = sch.split(columns, [None, tile.columns])
+    own = _tell_off(sch, [*loops, columns], tile.threads)
+    sch.unroll(several)
+    (sch.unroll if apart else sch.vectorize)(lane)
+    return own, _tell_off(sch, [c, x_in], tile.threads)
+
+
+def _tell_off(sch: s_tir.Schedule, loops: list[Any], threads: int) -> Any:
+    """Tell the rounds of loops off to the threads of a group; returns the innermost loop around the rest."""
+    several, thread = sch.split(sch.fuse(*loops), [None, threads])
+    sch.bind(thread, "threadIdx.x")
+    return thread
+
+
+def _add_up(sch: s_tir.Schedule, block: Any, thread: Any) -> None:
+    """Add up in registers, four lanes at once."""
+    loops = inside(sch, block, thread)
+    kinds = [int(axis.iter_type) for axis in sch.get(block).iter_vars]
+    spatial = [loop for loop, kind in zip(loops, kinds, strict=True) if kind != REDUCE]
+    reduce = [loop for loop, kind in zip(loops, kinds, strict=True) if kind == REDUCE]
+    sch.reorder(*spatial[:-1], *reduce, spatial[-1])
+    sch.vectorize(spatial[-1])
+    init = sch.decompose_reduction(block, reduce[0])
+    sch.vectorize(inside(sch, init, thread)[-1])
