@@ -62,16 +62,17 @@ class _View:
     movement: Movement
     turned: bool
     """Whether a transposition is among the moves."""
-    computed: bool = False
-    """Whether the origin is a value of a region."""
+    whole: Image | None = None
+    """The image that the origin is, if it is a value of a region."""
 
     def image(self) -> Image | None:
         """Batch, channels and pixels, if the value is an image whose channels were put last."""
-        found = self.movement.channels_last() if self.turned or self.computed else None
-        if found is not None and found[2] == 1 and not self.computed:
-            # else rows of a matrix, not images of one pixel
-            return found if static_shape(self.origin) == (*found, 1) else None
-        return found
+        found = self.movement.channels_last() if self.turned else None
+        if found is None or found == self.whole:
+            return found
+        # an image of one pixel is a row of a matrix as well: the source says which
+        one_pixel = static_shape(self.origin) == (*found, 1)
+        return found if self.whole is None and (found[2] > 1 or one_pixel) else None
 
 
 @dataclass
@@ -141,7 +142,7 @@ class _Block:
         if movement is None:
             return False
         turned = before.turned or name == "permute_dims"
-        self.views[var] = _View(before.origin, movement, turned, before.computed)
+        self.views[var] = _View(before.origin, movement, turned, before.whole)
         return True
 
     def _view(self, expr: relax.Expr) -> _View | None:
@@ -167,7 +168,7 @@ class _Block:
         moved = Movement.of((batch, shape[-1], pixels)).permuted((0, 2, 1)).reshaped(shape)
         if moved is None:
             return False
-        self.views[var], self.computed[var] = _View(var, moved, True, True), image
+        self.views[var], self.computed[var] = _View(var, moved, True, image), image
         for view in views:
             self._join(var, view.origin)
         self.read.update(arg for arg in value.args if isinstance(arg, relax.Var) and arg not in taken)
@@ -194,7 +195,8 @@ def _operands(name: str | None, value: relax.Expr, shape: tuple[int, ...]) -> li
         return args[:1] if axes == [len(shape) - 1] else []
     if name == "matmul" and isinstance(value, Call):
         left, right = args
-        known = isinstance(right, GenericConst) and len(static_shape(right) or ()) == 2
+        matrix = static_shape(right) or ()
+        known = isinstance(right, GenericConst) and len(matrix) >= 2 and prod(matrix[:-2]) == 1
         same = len({str(each.ty.dtype) for each in (value, left, right)}) == 1
         return [left] if known and same and len(static_shape(left) or ()) >= 2 else []
     return []
@@ -249,7 +251,8 @@ class _Writer:
         name, args = op_name(value), list(value.args)
         shape = self._shape(self.of.root(var), self.of.computed[var])
         if name == "matmul":
-            weight = np.ascontiguousarray(args[1].value.numpy().T)[:, :, None, None]
+            array = args[1].value.numpy()
+            weight = array.reshape(array.shape[-2:]).T[:, :, None, None]
             return self._emit(relax.op.nn.conv2d(self._operand(args[0]), constant_of(weight)))
         if name == "nn.layer_norm":
             attrs = value.attrs
