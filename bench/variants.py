@@ -105,7 +105,7 @@ def stock_kernels(mod: tvm.IRModule, target: Any = None) -> tuple[tvm.IRModule, 
         kind = "texture" if "texture" in target.keys else "buffer"
         raise BuildError(f"stock's {kind} pipeline: {first_line(error)}") from None
     names = sorted({str(call.args[0].name_hint) for call in calls_of(done)})
-    lowered, faults = lower_kernels({name: done[name] for name in names}, target)
+    lowered, faults = lower_kernels({name: done[name] for name in names}, target, aligned=False)
     _raise(faults)
     return done, lowered
 

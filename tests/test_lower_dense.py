@@ -120,7 +120,7 @@ def test_where_sums_may_be_split_they_are_added_up_in_local_memory_in_two_steps(
 
 def test_every_access_to_weights_is_a_vector() -> None:
     source = kernel_of(lambda e, x: layer(e, x, 8), (1, 64), "dense.chain", "adreno")
-    assert "vload4(0, weight_ptr" in source
+    assert "((__global float4*)weight_ptr)[" in source
     assert "weight_ptr[" not in source
 
 

@@ -425,7 +425,7 @@ def test_weights_are_read_by_four(every_kind: dict[str, Built], kind: str) -> No
     if layout == "plain":  # groups that four does not divide: every lane has channels of its own
         assert kind in ("groups of six", "groups of three", "depthwise multiplier 2")
         return
-    assert "vload4(0, weight_ptr" in body
+    assert "((__global float4*)weight_ptr)[" in body
     assert "weight_ptr[" not in body
 
 

@@ -118,7 +118,7 @@ def kernel_of(shape: tuple[int, ...], profile: str) -> tuple[str, Any]:
 
 
 def test_a_large_image_is_shared_by_a_group_and_added_up_in_two_steps() -> None:
-    source, launch = kernel_of((1, 24, 40, 40), "nvidia-opencl")
+    source, launch = kernel_of((1, 24, 80, 80), "nvidia-opencl")
     assert launch.block[0] * launch.block[1] >= 64
     assert "__local float4" in source
     steps = [int(n) for n in re.findall(r"; ax\w+ < (\d+)", source)]
@@ -126,10 +126,17 @@ def test_a_large_image_is_shared_by_a_group_and_added_up_in_two_steps() -> None:
     assert max(steps) <= 20, "one thread adds up all shares"
 
 
+@pytest.mark.parametrize(("size", "reads"), [(160, 10), (80, 10), (40, 16), (13, 13)])
+def test_reads_of_a_long_sum_do_not_wait_for_each_other(size: int, reads: int) -> None:
+    source, launch = kernel_of((1, 24, size, size), "nvidia-opencl")
+    assert source.count("((__global float4*)data_ptr)[") == reads
+    assert size * size % (reads * launch.block[0]) == 0
+
+
 def test_neighbouring_threads_read_neighbouring_pixels() -> None:
     source, _ = kernel_of((1, 24, 40, 40), "nvidia-opencl")
-    (address,) = re.findall(r"vload4\(0, data_ptr \+ (.+)\);", source)
-    assert "(convert_int(get_local_id(0))) * 4)" in address
+    address, *_ = re.findall(r"\(\(__global float4\*\)data_ptr\)\[(.+)\];", source)
+    assert address.endswith("+ (convert_int(get_local_id(0))))")
 
 
 def test_images_that_keep_the_device_busy_are_not_shared() -> None:

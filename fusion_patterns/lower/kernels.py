@@ -16,6 +16,7 @@ from tvm import tirx
 from tvm_ffi import structural_map, structural_walk
 
 from .. import tvm_compat
+from .aligned import with_aligned_vectors
 from .dims import dim
 
 __all__ = ["Argument", "KernelFault", "KernelLaunch", "LoweredFunc", "lower_kernels"]
@@ -61,9 +62,12 @@ class LoweredFunc:
     launches: tuple[KernelLaunch, ...]
 
 
-def lower_kernels(funcs: dict[str, Any], target: Any) -> tuple[dict[str, LoweredFunc], dict[str, str]]:
+def lower_kernels(
+    funcs: dict[str, Any], target: Any, *, aligned: bool = True
+) -> tuple[dict[str, LoweredFunc], dict[str, str]]:
     """Lower scheduled PrimFuncs to OpenCL C.
 
+    ``aligned``: access aligned vectors of a buffer through a vector's pointer (see :mod:`.aligned`), not as stock does.
     Returns what was lowered by name, and for each PrimFunc that failed the reason. One bad PrimFunc does not
     stop the others.
     """
@@ -71,7 +75,7 @@ def lower_kernels(funcs: dict[str, Any], target: Any) -> tuple[dict[str, Lowered
     faults: dict[str, str] = {}
     for name, func in funcs.items():
         try:
-            done[name] = _lower(name, func, target)
+            done[name] = _lower(name, func, target, aligned)
         except KernelFault as fault:
             faults[name] = str(fault)
         except Exception as error:  # TVM raises many kinds; whichever it was, this kernel can't be built
@@ -86,7 +90,7 @@ def first_line(error: Exception) -> str:
     return (named or lines or [type(error).__name__])[-1][:300]
 
 
-def _lower(name: str, func: Any, target: Any) -> LoweredFunc:
+def _lower(name: str, func: Any, target: Any, aligned: bool) -> LoweredFunc:
     func = with_c_names(func).with_attr("global_symbol", name)
     mod = tvm.IRModule({name: func})
     mod = tirx.transform.BindTarget(target)(mod)
@@ -97,7 +101,7 @@ def _lower(name: str, func: Any, target: Any) -> LoweredFunc:
     for gv, part in sorted(mod.functions_items(), key=lambda item: str(item[0].name_hint)):
         if "calling_conv" in part.attrs:
             _check_stores(part)
-            source = _codegen(gv, part, target)
+            source = _codegen(gv, part, target, aligned)
             sources[str(gv.name_hint)] = source, signature_of(source)
         else:
             host = part
@@ -129,9 +133,11 @@ def with_c_names(func: Any) -> Any:
     return tirx.PrimFunc(params, body, func.ret_type, func.attrs)
 
 
-def _codegen(gv: Any, kernel: Any, target: Any) -> str:
+def _codegen(gv: Any, kernel: Any, target: Any, aligned: bool) -> str:
     build = importlib.import_module("tvm.tirx.build")
     device = tvm_compat.adreno_tir_pipeline()[2]()(tvm.IRModule({gv: kernel}))
+    if aligned:
+        device = tvm.IRModule({gv: with_aligned_vectors(device[gv])})
     source = str(build.codegen_build(device, target).inspect_source())
     return "".join(line for line in source.splitlines(keepends=True) if not line.startswith("// Function:"))
 
