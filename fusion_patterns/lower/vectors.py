@@ -25,6 +25,9 @@ __all__ = ["Sum", "schedule_vectors"]
 MANY = 16
 """More shares than these are added up in two steps."""
 
+IN_FLIGHT = 16
+"""So many reads of a share don't wait for each other, unrolled: few threads sum long, and each waits for its memory."""
+
 
 @dataclass(frozen=True)
 class Sum:
@@ -130,7 +133,12 @@ class _Vectors:
         reduce = [loop for loop, kind in zip(loops, kinds, strict=True) if kind == REDUCE]
         sch.reorder(*spatial[:-1], *reduce, spatial[-1])
         if stage is not None:
-            stage.read(block, reduce[0])
+            loop = reduce[0]
+            if len(reduce) == 1 and stage.split > 1:
+                several = divisor(int(sch.get(loop).extent), IN_FLIGHT)
+                reduce = list(sch.split(loop, [None, several]))
+                loop = reduce[-1]
+            stage.read(block, loop)
             for loop in reduce[1:]:
                 sch.unroll(loop)
         sch.vectorize(spatial[-1])
