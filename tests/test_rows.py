@@ -57,6 +57,11 @@ def after(build: Callable[..., Any], shape: tuple[int, ...] = X) -> Callable[[],
     return lambda: graph(build, [var("x", shape)])
 
 
+def read_on(middle: Callable[..., Any], shape: tuple[int, ...]) -> Callable[[], tvm.IRModule]:
+    """``middle(emit, x)`` in front of a convolution, so that it is packed though the module begins with it."""
+    return after(lambda emit, x: conv(emit, middle(emit, x), seed=9), shape)
+
+
 def epilogue(emit: Any, value: Any, channels: int) -> Any:
     value = emit(op.add(value, const((1, channels, 1, 1), 5)))
     return emit(op.multiply(value, emit(op.sigmoid(value))))
@@ -238,7 +243,7 @@ CASES: dict[str, dict[str, Callable[[], tvm.IRModule]]] = {
     "conv2d.chain": {
         "bias, silu": after(lambda e, x: epilogue(e, conv(e, x, 12, 3, **SAME), 12)),
         "residual": after(lambda e, x: e(nn.relu(e(op.add(conv(e, x, 8, 3, **SAME), x))))),
-        "odd channels": after(lambda e, x: epilogue(e, conv(e, x, 7, 3, **SAME), 7), (2, 5, 9, 11)),
+        "odd channels": read_on(lambda e, x: epilogue(e, conv(e, x, 7, 3, **SAME), 7), (2, 5, 9, 11)),
     },
     "conv2d.prologue": {
         "scale, shift, relu": prologue(),
@@ -258,7 +263,7 @@ CASES: dict[str, dict[str, Callable[[], tvm.IRModule]]] = {
     },
     "conv2d.depthwise": {
         "bias, silu": after(lambda e, x: epilogue(e, conv(e, x, 8, 3, groups=8, **SAME), 8)),
-        "odd channels, stride 2": after(
+        "odd channels, stride 2": read_on(
             lambda e, x: epilogue(e, conv(e, x, 10, 3, groups=10, strides=[2, 2], **SAME), 10), (1, 10, 9, 9)
         ),
     },
@@ -291,7 +296,7 @@ CASES: dict[str, dict[str, Callable[[], tvm.IRModule]]] = {
                 e, transposed(e, x, (3, 3), strides=[2, 2], padding=[1, 1], output_padding=[1, 1]), 8
             )
         ),
-        "4x4 stride 2, odd channels": after(
+        "4x4 stride 2, odd channels": read_on(
             lambda e, x: epilogue(e, transposed(e, x, (4, 4), 5, strides=[2, 2], padding=[1, 1]), 5),
             (1, 6, 5, 7),
         ),

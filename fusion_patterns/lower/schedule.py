@@ -17,6 +17,7 @@ from tvm.s_tir.dlight.base import ScheduleRule
 from tvm_ffi import structural_walk
 
 from ..place.profiles import Tiles
+from .guards import guard_lanes, without_guard
 from .norm import SUMS, choose_norm, schedule_norm
 from .pooled import schedule_pooled
 from .split import REDUCE, inside, split_sums
@@ -142,8 +143,17 @@ class _Kernel:
             and len(self._shape(others[-1])) == DATA_RANK
         )
         """Whether the result is written as the module has it: lane by lane, each into an image of its own."""
+        self.guarded = ""
+        """The block that writes lanes of which the result's last block of channels has fewer than four."""
 
     def run(self) -> s_tir.Schedule:
+        """Schedule the kernel."""
+        sch = self._run()
+        if self.guarded:
+            guard_lanes(sch, self.guarded)
+        return sch
+
+    def _run(self) -> s_tir.Schedule:
         sch, few = self.sch, self.has_few_results()
         unpack = self.blocks.pop() if self.is_plain else None
         last = self.blocks[-1]
@@ -161,8 +171,13 @@ class _Kernel:
             last = sch.cache_write(last, 0, "local")
         shape = self._shape(last)
         if unpack is not None:
+            channels = self._shape(unpack)[1]
             # before anything is guarded: TVM would put the guard of the lanes in place of any other
             sch.reverse_compute_inline(unpack)
+            if channels > LANES and channels % LANES:
+                # nor does it see what a thread reads of a block behind such a guard: it comes back at the end
+                without_guard(sch, last)
+                self.guarded = str(sch.get(last).name_hint)
         if few:
             return self._vectors(last, shape, pads)
         if len(shape) != DATA_RANK:

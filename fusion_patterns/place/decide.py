@@ -39,7 +39,7 @@ from .layouts import DATA, PLAIN, layout
 from .limits import FOLDINGS, TextureLimits
 from .needs import NotPacked, needs_of, op_name
 from .profiles import Profile, profile_for
-from .traffic import LANES, times_read
+from .traffic import times_read
 
 __all__ = [
     "GLOBAL",
@@ -269,8 +269,6 @@ class _Decision:
     def _is_read_packed(self, caller: _Caller, value: Any) -> bool:
         """Whether a value has to be packed, or may as well be because that is the same bytes."""
         shape = self.placement.needs[caller.made[value]].output_shape
-        if shape[1] > LANES and shape[1] % LANES:
-            return True  # the last block's lanes would guard the store, and no loop with a guard can be tiled
         if self._is_packed_only(caller.made[value]):
             return True
         uses = caller.uses.get(value, [])
