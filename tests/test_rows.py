@@ -72,6 +72,16 @@ def parts(emit: Any, value: Any, *channels: int) -> Any:
     return emit(op.concat([conv(emit, value, c, seed=10 + k) for k, c in enumerate(channels)], axis=1))
 
 
+def pyramid(emit: Any, value: Any, *channels: int) -> Any:
+    """Averages of a few windows, each convolved to so many channels and enlarged to 10x10 pixels, joined."""
+    enlarge = resized("linear", "half_pixel", "", (10, 10))
+    large = []
+    for k, count in enumerate(channels):
+        small = emit(nn.adaptive_avg_pool2d(value, [k + 2, k + 3]))
+        large.append(enlarge(emit, conv(emit, small, count, seed=20 + k)))
+    return emit(op.concat(large, axis=1)) if len(large) > 1 else large[0]
+
+
 def scaled(emit: Any, value: Any) -> Any:
     channels = int(value.ty.shape.values[1])
     return emit(nn.relu(emit(op.multiply(value, const((1, channels, 1, 1), 6)))))
@@ -379,6 +389,19 @@ CASES: dict[str, dict[str, Callable[[], tvm.IRModule]]] = {
         "parts that end inside a block": joined(lambda e, v: parts(e, v, 6, 3, 5)),
         "the same part twice": joined(lambda e, v: e(op.concat([v, v], axis=1))),
         "epilogue": joined(lambda e, v: epilogue(e, e(op.concat([v, conv(e, v, 4, seed=3)], axis=1)), 12)),
+    },
+    "concat.resized": {
+        "both linear": joined(lambda e, v: pyramid(e, v, 8, 4)),
+        "odd channels": joined(lambda e, v: pyramid(e, v, 8, 3), 7),
+        "two images, epilogue": joined(lambda e, v: epilogue(e, pyramid(e, v, 4, 8), 12)),
+    },
+    "concat.resized.three": {
+        "all linear, odd channels": joined(lambda e, v: pyramid(e, v, 8, 4, 6)),
+        "others beside them": joined(lambda e, v: e(op.concat([v, pyramid(e, v, 4, 8, 4), v], axis=1))),
+    },
+    "concat.resized.four": {
+        "all linear, odd channels": joined(lambda e, v: pyramid(e, v, 4, 4, 8, 3)),
+        "read by a convolution": between(lambda e, v: conv(e, pyramid(e, v, 4, 4, 8, 4), 7, 3, **SAME)),
     },
     "resize2d.chain": {
         "nearest, twice": between(resized("nearest_neighbor", "asymmetric", "floor", (20, 20))),

@@ -17,6 +17,7 @@ from tvm import relax
 from tvm.ir import Call
 from tvm.ir import Tuple as RelaxTuple
 
+from fusion_patterns.lower import resizing
 from fusion_patterns.lower.rewrite import Rewriter, op_name
 
 __all__ = [
@@ -120,7 +121,10 @@ def slice_of_concat(at: Rewriter, expr: relax.Expr) -> relax.Expr | None:
 
 
 def flatten_concat(at: Rewriter, expr: relax.Expr) -> relax.Expr | None:
-    """A concat of what only it reads and what was joined along the same axis as one concat."""
+    """A concat of what only it reads and what was joined along the same axis as one concat.
+
+    Except what one kernel enlarges and joins (:mod:`.resizing`).
+    """
     assert isinstance(expr, Call)
     outer = _parts(at, expr)
     if outer is None:
@@ -128,7 +132,7 @@ def flatten_concat(at: Rewriter, expr: relax.Expr) -> relax.Expr | None:
     flat: list[relax.Expr] = []
     for part in outer:
         inner = at.call_of(part, "concat")
-        same = inner is not None and _axis(inner) == _axis(expr)
+        same = inner is not None and _axis(inner) == _axis(expr) and not resizing.is_group(at, inner)
         flat += _parts(at, inner) or [part] if same and inner is not None else [part]
     return relax.op.concat(flat, axis=_axis(expr)) if len(flat) > len(outer) else None
 

@@ -24,6 +24,8 @@ Each function of the module goes into dataflow blocks, and then through these re
     concat(x[a:b], x[b:c]), channels     -> x[a:c]
     concat(a, concat(b, c)), one axis    -> concat(a, b, c)
     concat(a, b, c)[channels of a part]  -> the part, or a slice of it; whole parts -> concat of them
+    concat(x, enlarged a, enlarged b)    -> concat(x, concat(enlarged a, enlarged b))  (:mod:`.resizing`)
+    x + enlarged pixel                   -> x + pixel
     reshape, astype, broadcast_to, permute_dims that change nothing -> their input
 
     channels put last for a while        -> where they were                          (:mod:`.channels_last`)
@@ -46,7 +48,7 @@ from tvm.ir import Call
 from tvm.ir import Tuple as RelaxTuple
 from tvm_ffi import structural_equal
 
-from fusion_patterns.lower import affine, channels, integers
+from fusion_patterns.lower import affine, channels, integers, resizing
 from fusion_patterns.lower.channels_last import channels_first
 from fusion_patterns.lower.fold import fold_constants
 from fusion_patterns.lower.recognise import recognise_call_tir
@@ -190,9 +192,9 @@ def _one_pixel(at: Rewriter, expr: relax.Expr) -> relax.Expr | None:
 
 _RULES: dict[str, list[Rule]] = {
     "tuple_get_item": [affine.batch_norm_item, _dropout_item, _item_of_tuple, channels.item_of_split],
-    "multiply": [affine.scale_into_weights, affine.join_constants],
+    "multiply": [affine.scale_into_weights, affine.join_constants, resizing.one_pixel_operand],
     "divide": [affine.scale_into_weights],
-    "add": [affine.merge_biases, affine.join_constants, affine.join_branches],
+    "add": [affine.merge_biases, affine.join_constants, affine.join_branches, resizing.one_pixel_operand],
     "subtract": [affine.merge_biases],
     "nn.conv2d": [affine.pad_into_convolution],
     "call_tir": [recognise_call_tir],
@@ -201,7 +203,7 @@ _RULES: dict[str, list[Rule]] = {
     "nn.avg_pool2d": [_whole_window],
     "dequantize": [integers.round_trip],
     "nn.adaptive_avg_pool2d": [_unchanged, _equal_windows],
-    "concat": [channels.flatten_concat, channels.join_slices],
+    "concat": [channels.flatten_concat, channels.join_slices, resizing.group_enlarged],
     "strided_slice": [channels.slice_from_the_end, channels.whole_slice, channels.slice_of_concat],
     **{name: [_join_ranges] for name in _RANGES},
     **{name: [_unchanged] for name in ("reshape", "astype", "broadcast_to")},
