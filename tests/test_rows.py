@@ -92,6 +92,10 @@ def mean(emit: Any, value: Any) -> Any:
     return emit(op.mean(value, [2, 3], keepdims=True))
 
 
+def windows(emit: Any, value: Any, size: int = 2, **attrs: Any) -> Any:
+    return emit(nn.max_pool2d(value, [size, size], [2, 2], **attrs))
+
+
 def shortcut(emit: Any, value: Any) -> Any:
     """5x5 pixels, with a bias and a residual."""
     channels = int(value.ty.shape.values[1])
@@ -374,6 +378,33 @@ CASES: dict[str, dict[str, Callable[[], tvm.IRModule]]] = {
         "odd channels, bias and residual": between(lambda e, v: mean(e, shortcut(e, v)), 6),
         "x * sigmoid(x)": between(lambda e, v: mean(e, epilogue(e, conv(e, v, 12, strides=[2, 2]), 12))),
         "nothing between": between(lambda e, v: mean(e, conv(e, v, 8, strides=[2, 2]))),
+    },
+    "conv2d.max_pool": {
+        "2x2, bias, relu": after(
+            lambda e, x: windows(e, e(nn.relu(e(op.add(conv(e, x, 12, 3, **SAME), const((1, 12, 1, 1), 9))))))
+        ),
+        "3x3, the border is no zero": after(
+            lambda e, x: windows(
+                e, e(op.add(conv(e, x, 8, 3, **SAME), const((1, 8, 1, 1), 9))), 3, padding=[1, 1]
+            )
+        ),
+        "odd channels, rounded up, epilogue of the maxima": after(
+            lambda e, x: epilogue(e, windows(e, conv(e, x, 7, 3, **SAME), 3, ceil_mode=True), 7),
+            (2, 5, 9, 12),
+        ),
+        "odd channels, residual": after(
+            lambda e, x: windows(e, e(nn.relu(e(op.add(conv(e, x, 6, 3, **SAME), x))))), (2, 6, 9, 11)
+        ),
+        "gelu": after(lambda e, x: windows(e, e(nn.gelu(conv(e, x, 8, 3, **SAME))), 3, padding=[1, 1])),
+    },
+    "conv2d.first.max_pool": {
+        "the stem of a residual network": after(
+            lambda e, x: windows(
+                e, e(nn.relu(conv(e, x, 16, 7, strides=[2, 2], padding=[3, 3]))), 3, padding=[1, 1]
+            ),
+            (1, 3, 32, 28),
+        ),
+        "odd channels": after(lambda e, x: epilogue(e, windows(e, conv(e, x, 10, 3)), 10), (2, 3, 14, 12)),
     },
     "conv2d.concat": {
         "two parts": between(lambda e, v: conv(e, parts(e, v, 8, 4), 8, 3, **SAME)),

@@ -22,6 +22,8 @@ ROWS = [
     "conv2d.chain",
     "conv2d.first",
     "conv2d.pooled",
+    "conv2d.max_pool",
+    "conv2d.first.max_pool",
     "conv2d.prologue",
     "conv2d.concat",
     "conv2d.depthwise",
@@ -64,7 +66,7 @@ def test_every_row_says_why_and_where(every_row: Table) -> None:
         assert found.kernel
         assert found.scope_of("output") == ("global" if found.name in VECTORS else "texture")
         if "data" in tensors_of(found):
-            other = dict.fromkeys(("conv2d.first", "concat.chain"), "any")
+            other = dict.fromkeys(("conv2d.first", "conv2d.first.max_pool", "concat.chain"), "any")
             other |= dict.fromkeys(("dense.chain", "conv2d.excite"), "global")
             assert found.scope_of("data") == other.get(found.name, "texture")
         if "weight" in tensors_of(found):

@@ -12,17 +12,27 @@ from .packed import LANES, Packed, blocks
 __all__ = ["conv2d", "conv2d_transpose", "padding_of", "zero_pad"]
 
 
-def conv2d(data: Packed, weight: Packed, attrs: Any, out_dtype: str) -> te.Tensor:
+def conv2d(
+    data: Packed,
+    weight: Packed,
+    attrs: Any,
+    out_dtype: str,
+    margin: tuple[int, int, int, int] = (0, 0, 0, 0),
+) -> te.Tensor:
     """2-D convolution in packed layout; float16 accumulates in float32.
 
     ``data`` (N, I/4, H, W, 4); ``weight`` (O/4, I/groups/4, KH, KW, 4i, 4o), for depthwise (C/4, 1, KH, KW, 4), or
-    plain OIHW where 4 does not divide the groups. ``attrs`` are those of ``relax.nn.conv2d``.
+    plain OIHW where 4 does not divide the groups. ``attrs`` are those of ``relax.nn.conv2d``. ``margin`` (top, left,
+    bottom, right): so many pixels more of the result, as if the data had zeros beyond its padding.
     """
     n, _, _, _ = data.shape
     out_channels, group_in, kh, kw = weight.shape
     stride, dilation = [int(s) for s in attrs.strides], [int(d) for d in attrs.dilation]
     groups = int(attrs.groups)
-    top, left, bottom, right = padding_of(attrs)
+    top, left, bottom, right = (
+        pad + more * stride[side % 2]
+        for side, (pad, more) in enumerate(zip(padding_of(attrs), margin, strict=True))
+    )
     height = (data.shape[2] + top + bottom - dilation[0] * (kh - 1) - 1) // stride[0] + 1
     width = (data.shape[3] + left + right - dilation[1] * (kw - 1) - 1) // stride[1] + 1
     padded = zero_pad(data, (top, left, bottom, right))

@@ -17,19 +17,32 @@ import tvm
 from tvm import relax, te, tirx
 
 from ..place.layouts import DATA, PLAIN
-from ..place.needs import FLATTENS, ROW_RANK, SHUFFLE, NotPacked, op_name, static_shape, tensor_args
+from ..place.needs import (
+    ELEMENTWISE,
+    FLATTENS,
+    ROW_RANK,
+    SHUFFLE,
+    NotPacked,
+    op_name,
+    static_shape,
+    tensor_args,
+)
 from ..place.rewrite import LAYOUTS_ATTR, RESULT, VIEWS_ATTR
 from . import packed
 from .convolution import conv2d, conv2d_transpose
 from .dense import dense, elementwise_rows
 from .norm import layer_norm
 from .packed import Packed
-from .pooling import adaptive_pool, channel_pool, global_pool, pool2d
+from .pooling import adaptive_pool, channel_pool, global_pool, pads_of, pool2d, window_max
 from .scalars import scalar_expression
 
 __all__ = ["legalize_composites"]
 
 DATA_RANK = 4
+
+CONVOLUTION, MAXIMUM = "relax.nn.conv2d", "relax.nn.max_pool2d"
+
+_Margin = tuple[int, int, int, int]
 
 
 @dataclass(frozen=True)
@@ -60,6 +73,8 @@ class _Legalizer:
         self.layouts = {str(k): str(v) for k, v in func.attrs[LAYOUTS_ATTR].items()}
         self.bindings: list[Any] = []
         self.values: dict[Any, _Value] = {}
+        self.margins: dict[Any, _Margin] = {}
+        """See :func:`_margins`."""
         self.params = [relax.Var(p.name, p.ty) for p in func.params]
 
     def run(self) -> Any:
@@ -71,6 +86,7 @@ class _Legalizer:
             self.values[old] = _Value(new, name, shape, masked=True)
         bindings = [binding for block in self.func.body.blocks for binding in block.bindings]
         views = int(self.func.attrs[VIEWS_ATTR])
+        self.margins = _margins(bindings[views:])
         for number, binding in enumerate(bindings):
             value = self._view(binding) if number < views else self._binding(binding.var, binding.value)
             self.values[binding.var] = value
@@ -137,8 +153,11 @@ class _Legalizer:
 
     def _compute(self, op: str, call: Any, values: list[_Value], shape: tuple[int, ...], var: Any) -> _Value:
         """One op on packed operands."""
-        dtype = str(var.ty.dtype)
-        emit = _EMITTERS.get(op)
+        dtype, margin = str(var.ty.dtype), self.margins.get(var)
+        if margin is not None:
+            top, left, bottom, right = margin
+            shape = (*shape[:2], shape[2] + top + bottom, shape[3] + left + right)
+        emit = _emitter(op, margin, self.margins.get(call.args[0]))
         if emit is not None:
             # zero weights do not hide what stands in lanes beyond the last channel: 0 * inf is not 0
             values = [self._masked(self._packed(op, number, value)) for number, value in enumerate(values)]
@@ -258,6 +277,67 @@ _EMITTERS: dict[str, _Emitter] = {
     ),
 }
 """How an anchor's packed form is computed: (operands, call, the result's source shape, its dtype) -> TE tensor."""
+
+
+def _emitter(op: str, own: _Margin | None, given: _Margin | None) -> _Emitter | None:
+    """The emitter of an anchor whose result, or whose data, may have a margin."""
+    if op == CONVOLUTION and own is not None:
+        return lambda x, call, shape, dtype: conv2d(x[0], x[1], call.attrs, dtype, own)
+    if op == MAXIMUM and given is not None:
+        return lambda x, call, shape, dtype: window_max(x[0], call.attrs, (shape[2], shape[3]), given)
+    return _EMITTERS.get(op)
+
+
+def _margins(bindings: list[Any]) -> dict[Any, _Margin]:
+    """The values from a convolution to a maximum over windows, with the pixels that they get around the image.
+
+    So many (top, left, bottom, right) as the windows reach beyond it: a pixel there is computed like any other and
+    left out of the maximum, so that the loops over pixels need no guards. An operand with an image of its own has
+    nothing there; then the pool is left to see to its border.
+    """
+    made = {binding.var: binding.value for binding in bindings}
+    margins: dict[Any, _Margin] = {}
+    for var, call in made.items():
+        image, size = static_shape(call.args[0]) if op_name(call) == MAXIMUM else None, static_shape(var)
+        if image is None or size is None:
+            continue
+        margin = pads_of(call.attrs, (image[2], image[3]), (size[2], size[3]))
+        between = _between(call.args[0], made, image, beyond=any(margin))
+        if between and not _others_read(between, {var, *between}, made):
+            margins |= dict.fromkeys(between, margin)
+    return margins
+
+
+def _between(value: Any, made: dict[Any, Any], image: tuple[int, ...], *, beyond: bool) -> set[Any] | None:
+    """The values from a convolution to ``value``, all of the shape ``image``; ``None`` if there is no such way.
+
+    ``beyond``: whether everything in between must say what stands beyond the image.
+    """
+    found: set[Any] = set()
+    convolutions, waiting = 0, [value]
+    while waiting:
+        value = waiting.pop()
+        call, shape = made.get(value), static_shape(value) or ()
+        if call is None:
+            if beyond and any(dim > 1 for dim in shape[-2:]) and len(shape) > 1:
+                return None
+        elif value not in found:
+            op = op_name(call)
+            if shape != image or (op != CONVOLUTION and op not in ELEMENTWISE):
+                return None
+            found.add(value)
+            convolutions += op == CONVOLUTION
+            waiting += tensor_args(call) if op != CONVOLUTION else []
+    return found if convolutions else None
+
+
+def _others_read(values: set[Any], known: set[Any], made: dict[Any, Any]) -> bool:
+    """Whether anything but ``known`` is computed from ``values``."""
+    return any(
+        not values.isdisjoint(tensor_args(call))
+        for var, call in made.items()
+        if var not in known and isinstance(call, relax.Call)
+    )
 
 
 def scope_of(expr: Any) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import reduce
+from itertools import product
 from typing import Any
 
 from tvm import te, tirx
@@ -9,7 +11,10 @@ from tvm import te, tirx
 from .convolution import padding_of, zero_pad
 from .packed import LANES, Packed, blocks
 
-__all__ = ["adaptive_pool", "channel_pool", "global_pool", "pool2d"]
+__all__ = ["REACH", "STRIDES", "adaptive_pool", "channel_pool", "global_pool", "pads_of", "pool2d", "window_max"]
+
+REACH, STRIDES = "fusion_patterns.reach", "fusion_patterns.strides"
+"""Of :func:`window_max`: how many rows and columns a window spans, and how far apart windows begin."""
 
 
 def pool2d(data: Packed, attrs: Any, size: tuple[int, int], kind: str) -> te.Tensor:
@@ -21,14 +26,11 @@ def pool2d(data: Packed, attrs: Any, size: tuple[int, int], kind: str) -> te.Ten
     """
     kernel, stride = [int(k) for k in attrs.pool_size], [int(s) for s in attrs.strides]
     dilation = [int(d) for d in attrs.dilation]
-    top, left, _, _ = padding_of(attrs)
     n, _, height, width = data.shape
     if kind == "avg" and size == (1, 1) and kernel == [height, width] and not any(padding_of(attrs)):
         return global_pool(data)
-    reach = [(size[k] - 1) * stride[k] + (kernel[k] - 1) * dilation[k] + 1 for k in (0, 1)]
-    pads = (top, left, max(0, reach[0] - height - top), max(0, reach[1] - width - left))
     border = float(tirx.min_value(data.dtype).value) if kind == "max" else 0.0
-    padded = zero_pad(data, pads, border)
+    padded = zero_pad(data, pads_of(attrs, (height, width), size), border)
     ky, kx = te.reduce_axis((0, kernel[0]), "ky"), te.reduce_axis((0, kernel[1]), "kx")
     shape = (n, int(data.tensor.shape[1]), size[0], size[1], LANES)
     combine = te.max if kind == "max" else te.sum
@@ -55,6 +57,66 @@ def pool2d(data: Packed, attrs: Any, size: tuple[int, int], kind: str) -> te.Ten
         return (pooled[b, c, y, x, lane] / pixels.astype(wide)).astype(data.dtype)
 
     return te.compute(shape, average, name="average")
+
+
+def pads_of(attrs: Any, image: tuple[int, int], size: tuple[int, int]) -> tuple[int, int, int, int]:
+    """How far (top, left, bottom, right) the windows of a pool reach beyond an image of (H, W).
+
+    ``attrs`` are those of ``relax.nn.max_pool2d``; ``size`` is the result's (H, W).
+    """
+    top, left, _, _ = padding_of(attrs)
+    bottom, right = (
+        max(0, (count - 1) * int(stride) + (int(kernel) - 1) * int(dilation) + 1 - length - before)
+        for count, stride, kernel, dilation, length, before in zip(
+            size, attrs.strides, attrs.pool_size, attrs.dilation, image, (top, left), strict=True
+        )
+    )
+    return top, left, bottom, right
+
+
+def window_max(
+    data: Packed, attrs: Any, size: tuple[int, int], margin: tuple[int, int, int, int]
+) -> te.Tensor:
+    """The maximum over windows, written out: no reduction, so that it may stand behind a guard.
+
+    ``attrs`` are those of ``relax.nn.max_pool2d``; ``size`` is the result's (H, W). ``margin`` (top, left, bottom,
+    right): so many pixels of the data lie beyond the image. Windows read them, and they don't count.
+    """
+    kernel, stride, dilation = (
+        [int(k) for k in each] for each in (attrs.pool_size, attrs.strides, attrs.dilation)
+    )
+    image = _without(data, margin) if any(margin) else data.tensor
+    taps = list(product(*(range(0, k * d, d) for k, d in zip(kernel, dilation, strict=True))))
+
+    def window(b: Any, c: Any, y: Any, x: Any, lane: Any) -> Any:
+        values = (image[b, c, y * stride[0] + row, x * stride[1] + column, lane] for row, column in taps)
+        return reduce(tirx.max, values)
+
+    shape = (data.shape[0], int(data.tensor.shape[1]), *size, LANES)
+    reach = [(k - 1) * d + 1 for k, d in zip(kernel, dilation, strict=True)]
+    return te.compute(shape, window, name="window_max", attrs={REACH: reach, STRIDES: stride})
+
+
+def _without(data: Packed, margin: tuple[int, int, int, int]) -> te.Tensor:
+    """The data with the least number in place of what stands in its margin."""
+    top, left, bottom, right = margin
+    _, _, height, width = data.shape
+    least = tirx.min_value(data.dtype)
+
+    def image(b: Any, c: Any, y: Any, x: Any, lane: Any) -> Any:
+        inside = [
+            condition
+            for wanted, condition in (
+                (top, y >= top),
+                (bottom, y < height - bottom),
+                (left, x >= left),
+                (right, x < width - right),
+            )
+            if wanted
+        ]
+        return tirx.Select(tirx.all(*inside), data.tensor[b, c, y, x, lane], least)
+
+    return te.compute(data.tensor.shape, image, name="image")
 
 
 def global_pool(data: Packed) -> te.Tensor:

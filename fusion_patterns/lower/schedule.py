@@ -20,10 +20,12 @@ from ..place.profiles import Tiles
 from .guards import guard_lanes, without_guard
 from .norm import SUMS, choose_norm, schedule_norm
 from .pooled import schedule_pooled
+from .pooling import REACH, STRIDES
 from .split import REDUCE, inside, split_sums
 from .tiles import DEFAULT, TEXEL_BYTES, Tile, Work, choose_plain, choose_tile, choose_vectors, divisor
 from .tuned import Space, TileFault
 from .vectors import Sum, schedule_vectors
+from .windows import Windows, choose_cut, schedule_windows
 
 __all__ = ["KERNEL_ATTR", "PackedKernel", "PlainLoops", "schedule_packed", "tile_space"]
 
@@ -32,6 +34,7 @@ LANES = 4
 DATA_RANK = 5
 SPLITTABLE = ("conv2d_packed",)
 POOLS = ("global_pool",)
+MAXIMA = "window_max"
 UNEQUAL = "pool2d_adaptive"
 CHANNEL_POOL = "channel_pool"
 DENSE = "dense"
@@ -119,7 +122,7 @@ def tile_space(
 
 def _kernel(func: Any, max_threads: int, tile: Tile | None, lanes_apart: bool, tiles: Tiles) -> _Kernel:
     kernel = _Kernel(s_tir.Schedule(func), max_threads, tile, lanes_apart, tiles)
-    if not (kernel.has_few_results() or kernel.norm_sums()):
+    if not (kernel.has_few_results() or kernel.norm_sums() or kernel.maxima):
         return kernel
     # casts between indices of two widths would hide from TVM what a thread reads
     narrow = tirx.transform.ForceNarrowIndexToInt32()(IRModule({"main": func}))["main"]
@@ -136,6 +139,7 @@ class _Kernel:
         root = sch.get_sblock("root")
         self.blocks = list(sch.get_child_blocks(root))
         self.reductions = [b for b in self.blocks if self._is_reduction(b)]
+        self.maxima = [b for b in self.blocks if str(sch.get(b).name_hint) == MAXIMA]
         *others, last = self.blocks
         self.is_plain = (
             bool(others)
@@ -163,7 +167,9 @@ class _Kernel:
         for key, pad in pads.items():
             if pad is not None and self._is_shared(pad):
                 pads[key] = None
-        stages = self._inline([p for p in pads.values() if p is not None])
+        inner = self._inner() if self.maxima else None
+        kept = [*pads.values(), inner.pixel if inner else None]
+        stages = self._inline([block for block in kept if block is not None])
         if self._is_reduction(last):
             last = sch.cache_write(last, 0, "local")
         elif self.lanes_apart and len(self._shape(last)) > ROW_RANK:
@@ -178,6 +184,8 @@ class _Kernel:
                 # nor does it see what a thread reads of a block behind such a guard: it comes back at the end
                 without_guard(sch, last)
                 self.guarded = str(sch.get(last).name_hint)
+        if inner is not None:
+            return self._windows(last, stages, inner, pads)
         if few:
             return self._vectors(last, shape, pads)
         if len(shape) != DATA_RANK:
@@ -185,6 +193,11 @@ class _Kernel:
         if self._averages_a_convolution():
             return self._pooled(last, stages, pads)
         names = [str(sch.get(block).name_hint) for block in self.reductions]
+        if "pool2d_max" in names and len(names) > 1:
+            # each thread would compute all pixels of its windows for itself
+            raise ValueError(
+                "its windows reach beyond the image, where an operand of the epilogue has nothing"
+            )
         tile = self._tile_in(self._choose(shape, names, even=bool(stages)))
         if tile.split > 1:
             sums = [(reduction, self._share_axis(reduction)) for reduction in self.reductions]
@@ -407,6 +420,31 @@ class _Kernel:
             self.sch.get(producer).name_hint == name or self._follows(producer, other)
             for producer in self.sch.get_producers(block)
         )
+
+    # A convolution of which maxima are taken ---------------------------------------------------------------
+
+    def _inner(self) -> Windows:
+        """What the maxima are taken of."""
+        sch, (maxima, *others) = self.sch, self.maxima
+        if others or len(self.reductions) > 1:
+            raise ValueError("it takes maxima of more than one sum")
+        (pixel,) = sch.get_producers(maxima)
+        reach, strides = ([int(i) for i in sch.get(maxima).annotations[key]] for key in (REACH, STRIDES))
+        if self._is_reduction(pixel):
+            pixel = sch.cache_write(pixel, 0, "local")
+        sums = [
+            int(v.dom.extent) for v in sch.get(self.reductions[0]).iter_vars if int(v.iter_type) == REDUCE
+        ]
+        return Windows(pixel, (reach[0], reach[1]), (strides[0], strides[1]), prod(sums[1:3]), prod(sums))
+
+    def _windows(self, last: Any, stages: list[Any], inner: Windows, pads: dict[int, Any]) -> s_tir.Schedule:
+        """See :mod:`.windows`."""
+        sch, (convolution,) = self.sch, self.reductions
+        cut = choose_cut(self._shape(last), inner, self.max_threads, self.tiles)
+        whole, apart = not self.is_plain, self.lanes_apart
+        thread = schedule_windows(sch, last, stages, inner.pixel, cut, whole=whole, apart=apart)
+        self._reduce(convolution, pads[id(convolution)], thread)
+        return sch
 
     # Reading the function -----------------------------------------------------------------------------------
 
