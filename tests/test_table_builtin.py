@@ -80,12 +80,13 @@ def test_an_epilogue_is_elementwise(every_row: Table) -> None:
     alternatives = ops_of(every_row, row(every_row, "conv2d.chain").nodes["tail"])
     fragments = [found for found in alternatives if isinstance(found, Fragment)]
     ops = [found for found in alternatives if isinstance(found, str)]
-    assert len(fragments) == 9
+    assert len(fragments) == 10
     assert "elementwise" in ops
     for fragment in fragments:
         for node in fragment.nodes.values():
             ops += [found for found in ops_of(every_row, node) if isinstance(found, str)]
-    assert [name for name in ops if not OPS[name].is_elementwise] == []
+    # A shortcut with fewer channels meets the front of the value, which then is as large as before.
+    assert {name for name in ops if not OPS[name].is_elementwise} == {"strided_slice", "concat"}
 
 
 def test_matches_start_at_the_main_operator(every_row: Table) -> None:

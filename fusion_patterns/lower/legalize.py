@@ -31,6 +31,7 @@ from ..place.rewrite import LAYOUTS_ATTR, RESULT, VIEWS_ATTR
 from . import packed
 from .convolution import conv2d, conv2d_transpose
 from .dense import dense, elementwise_rows
+from .front import Front, fronts_of, on_front
 from .norm import layer_norm
 from .packed import Packed
 from .pooling import adaptive_pool, channel_pool, global_pool, pads_of, pool2d, window_max
@@ -76,6 +77,7 @@ class _Legalizer:
         self.margins: dict[Any, _Margin] = {}
         """See :func:`_margins`."""
         self.params = [relax.Var(p.name, p.ty) for p in func.params]
+        self.fronts: dict[Any, Front] = {}
 
     def run(self) -> Any:
         for old, new in zip(self.func.params, self.params, strict=True):
@@ -87,7 +89,10 @@ class _Legalizer:
         bindings = [binding for block in self.func.body.blocks for binding in block.bindings]
         views = int(self.func.attrs[VIEWS_ATTR])
         self.margins = _margins(bindings[views:])
+        self.fronts, between = fronts_of(bindings[views:])
         for number, binding in enumerate(bindings):
+            if binding.var in between:
+                continue
             value = self._view(binding) if number < views else self._binding(binding.var, binding.value)
             self.values[binding.var] = value
         result = self._result(self.values[self.func.body.body])
@@ -112,6 +117,8 @@ class _Legalizer:
             return self.values[call.args[0]]  # the packing at the end: see _result
         if op == "relax.permute_dims" and len(var.ty.shape.values) == DATA_RANK:
             return self._turn(call, var)
+        if var in self.fronts:
+            return self._front(self.fronts[var], var)
         if op in SHUFFLE:
             return self._shuffle(call, var)
         if op in (*FLATTENS, "relax.expand_dims"):
@@ -150,6 +157,21 @@ class _Legalizer:
         return self._emit(
             lambda x: packed.shuffle(x, groups), [self._masked(value)], DATA, value.shape, dtype, masked=False
         )
+
+    def _front(self, front: Front, var: Any) -> _Value:
+        """What meets the first channels of a value only."""
+        args = tensor_args(front.call)
+        place = next(number for number, arg in enumerate(args) if arg.same_as(front.front))
+        expression = scalar_expression(front.call)
+        if expression is None:
+            raise NotPacked(f"no packed kernel for {op_name(front.call)}", str(var.name))
+        values = [self.values[front.value if number == place else arg] for number, arg in enumerate(args)]
+        shape, dtype = values[place].shape, str(var.ty.dtype)
+
+        def tensor(*operands: Packed) -> te.Tensor:
+            return on_front(expression, list(operands), place, front.channels)
+
+        return self._emit(tensor, values, DATA, shape, dtype, masked=False)
 
     def _compute(self, op: str, call: Any, values: list[_Value], shape: tuple[int, ...], var: Any) -> _Value:
         """One op on packed operands."""
