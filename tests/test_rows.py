@@ -209,6 +209,23 @@ def shuffled(groups: int) -> Any:
     return build
 
 
+def first_of_nhwc(emit: Any, x: Any) -> Any:
+    """The caller's image, its channels last, with its channels in front."""
+    return emit(op.permute_dims(x, [0, 3, 1, 2]))
+
+
+def to_nhwc(emit: Any, value: Any) -> Any:
+    return emit(op.permute_dims(value, [0, 2, 3, 1]))
+
+
+def normalised_rows(emit: Any, value: Any) -> Any:
+    """A layer normalisation of a pixel's channels: what stock computes on an image with its channels last."""
+    channels = int(value.ty.shape.values[1])
+    gamma, beta = const((channels,), 21), const((channels,), 22)
+    rows = emit(nn.layer_norm(to_nhwc(emit, value), gamma, beta, axes=[-1]))
+    return emit(op.multiply(rows, const((channels,), 23)))
+
+
 def dense(emit: Any, x: Any, outputs: int, seed: int = 0) -> Any:
     inputs = int(x.ty.shape.values[1])
     return emit(op.matmul(x, const((inputs, outputs), seed, scale=inputs**-0.5)))
@@ -279,6 +296,12 @@ CASES: dict[str, dict[str, Callable[[], tvm.IRModule]]] = {
         "bias, silu": after(lambda e, x: epilogue(e, conv(e, x, 8, 3, groups=8, **SAME), 8)),
         "odd channels, stride 2": read_on(
             lambda e, x: epilogue(e, conv(e, x, 10, 3, groups=10, strides=[2, 2], **SAME), 10), (1, 10, 9, 9)
+        ),
+    },
+    "conv2d.depthwise.to_nhwc": {
+        "bias, silu": after(lambda e, x: to_nhwc(e, epilogue(e, depthwise(e, x), 8))),
+        "two images, two channels, stride": after(
+            lambda e, x: to_nhwc(e, depthwise(e, x, strides=[2, 2])), (2, 2, 9, 8)
         ),
     },
     "conv2d.grouped": {
@@ -372,6 +395,29 @@ CASES: dict[str, dict[str, Callable[[], tvm.IRModule]]] = {
         "packed, where it is read too often to be read as it is": after(
             lambda e, x: conv(e, x, 64, 7, padding=[3, 3]), (1, 3, 96, 96)
         ),
+    },
+    "conv2d.first.nhwc": {
+        "three channels, stride": after(
+            lambda e, x: epilogue(e, conv(e, first_of_nhwc(e, x), 8, 3, strides=[2, 2], padding=[1, 1]), 8),
+            (1, 10, 12, 3),
+        ),
+        "two images, one channel, odd channels": after(
+            lambda e, x: conv(e, conv(e, first_of_nhwc(e, x), 6, 3, **SAME), 4, seed=1), (2, 7, 9, 1)
+        ),
+        "1x1, two channels": after(lambda e, x: conv(e, first_of_nhwc(e, x), 12), (2, 8, 6, 2)),
+    },
+    "conv2d.to_nhwc": {
+        "bias, silu": after(lambda e, x: to_nhwc(e, epilogue(e, conv(e, x, 12, 3, **SAME), 12))),
+        "two images, two channels, as rows": after(
+            lambda e, x: e(op.reshape(to_nhwc(e, conv(e, x, 2, 1)), (2 * 9 * 11, 2))), (2, 5, 9, 11)
+        ),
+        "columns first": after(
+            lambda e, x: e(op.permute_dims(conv(e, x, 16, 3, **SAME), [3, 0, 1, 2])), (2, 8, 6, 10)
+        ),
+        "few pixels, a long sum": after(
+            lambda e, x: to_nhwc(e, e(nn.relu(conv(e, x, 8, 1)))), (1, 256, 4, 4)
+        ),
+        "one pixel": after(lambda e, x: to_nhwc(e, conv(e, x, 8, 1)), (2, 64, 1, 1)),
     },
     "conv2d.pooled": {
         "relu": between(lambda e, v: mean(e, e(nn.relu(conv(e, v, 16, strides=[2, 2]))))),
@@ -470,6 +516,16 @@ CASES: dict[str, dict[str, Callable[[], tvm.IRModule]]] = {
         "three groups, epilogue": between(lambda e, v: epilogue(e, shuffled(3)(e, v), 12), 12),
         "odd channels": between(shuffled(2), 6),
     },
+    "nhwc.chain": {
+        "scaled, with a residual": after(
+            lambda e, x: conv(
+                e, e(op.add(first_of_nhwc(e, normalised_rows(e, conv(e, x, 12))), conv(e, x, 12, seed=1))), 8
+            )
+        ),
+        "two images, odd channels": after(
+            lambda e, x: depthwise(e, first_of_nhwc(e, normalised_rows(e, conv(e, x, 6)))), (2, 8, 7, 5)
+        ),
+    },
     "elementwise.chain": {
         "the value has two users": between(lambda e, v: epilogue(e, e(op.tanh(v)), 8)),
         "odd channels": between(lambda e, v: epilogue(e, e(nn.relu(v)), 6), 6),
@@ -477,6 +533,9 @@ CASES: dict[str, dict[str, Callable[[], tvm.IRModule]]] = {
     "dense.chain": {
         "no epilogue": after(lambda e, x: dense(e, x, 24), (1, 40)),
         "bias, relu": after(lambda e, x: e(nn.relu(biased(e, dense(e, x, 10)))), (3, 37)),
+        "bias, prelu": after(
+            lambda e, x: e(nn.prelu(biased(e, dense(e, x, 11)), const((11,), 7), axis=1)), (3, 37)
+        ),
         "bias, hardswish": after(lambda e, x: hardswish(e, biased(e, dense(e, x, 50))), (1, 64)),
         "gelu": after(lambda e, x: e(nn.gelu(biased(e, dense(e, x, 12)))), (2, 20)),
         "two layers": after(lambda e, x: dense(e, e(nn.relu(biased(e, dense(e, x, 30)))), 7, 1), (1, 128)),

@@ -21,12 +21,15 @@ def row(table: Table, name: str) -> Row:
 ROWS = [
     "conv2d.chain",
     "conv2d.first",
+    "conv2d.first.nhwc",
+    "conv2d.to_nhwc",
     "conv2d.pooled",
     "conv2d.max_pool",
     "conv2d.first.max_pool",
     "conv2d.prologue",
     "conv2d.concat",
     "conv2d.depthwise",
+    "conv2d.depthwise.to_nhwc",
     "conv2d.depthwise.prologue",
     "conv2d.depthwise.shuffled",
     "conv2d.grouped",
@@ -46,6 +49,7 @@ ROWS = [
     "resize2d.sum",
     "slice.chain",
     "shuffle.chain",
+    "nhwc.chain",
     "elementwise.chain",
     "dense.chain",
     "conv2d.excite",
@@ -64,10 +68,13 @@ def test_every_row_says_why_and_where(every_row: Table) -> None:
     for found in every_row.patterns:
         assert found.because
         assert found.kernel
-        assert found.scope_of("output") == ("global" if found.name in VECTORS else "texture")
+        plain = found.name in VECTORS or found.name.endswith("to_nhwc")
+        assert found.scope_of("output") == ("global" if plain else "texture")
         if "data" in tensors_of(found):
             other = dict.fromkeys(("conv2d.first", "conv2d.first.max_pool", "concat.chain"), "any")
-            other |= dict.fromkeys(("dense.chain", "conv2d.excite"), "global")
+            other |= dict.fromkeys(
+                ("dense.chain", "conv2d.excite", "conv2d.first.nhwc", "nhwc.chain"), "global"
+            )
             assert found.scope_of("data") == other.get(found.name, "texture")
         if "weight" in tensors_of(found):
             assert found.scope_of("weight") == "global"

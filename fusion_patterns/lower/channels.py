@@ -7,12 +7,14 @@ concat(a, b, c)[part of b]                  -> b[the part]
 concat(a, b, c)[all of b and c]             -> concat(b, c)                      if nobody else reads the whole
 x[0:all]                                    -> x
 x[-2:]                                      -> x[all - 2:all]
+turn(x * C), channels from the last place   -> turn(x) * turn(C)                for add, subtract and divide alike
 """
 
 from __future__ import annotations
 
 from itertools import accumulate
 
+import numpy as np
 from tvm import relax
 from tvm.ir import Call
 from tvm.ir import Tuple as RelaxTuple
@@ -22,6 +24,7 @@ from fusion_patterns.lower.rewrite import Rewriter, op_name
 
 __all__ = [
     "channel_slice",
+    "constants_behind_turn",
     "flatten_concat",
     "item_of_split",
     "join_slices",
@@ -147,6 +150,30 @@ def _axis(concat: Call) -> int | None:
     """The axis of a concat, counted from the front."""
     axis, rank = concat.attrs.axis, concat.ty.ndim
     return None if axis is None or rank < 1 else int(axis) % rank
+
+
+def constants_behind_turn(at: Rewriter, expr: relax.Expr) -> relax.Expr | None:
+    """What an image with its channels last is multiplied with or increased by, behind the turn to channels first.
+
+    The turn is a kernel of its own then, with that as its epilogue, and not the second of two.
+    """
+    assert isinstance(expr, Call)
+    axes = [int(axis) for axis in expr.attrs.axes or ()]
+    inner = at.call_of(expr.args[0], "multiply", "add", "subtract", "divide")
+    if axes != [0, 3, 1, 2] or inner is None:
+        return None
+    arrays = [at.constant(arg) for arg in inner.args]
+    if sum(array is None for array in arrays) != 1:
+        return None
+    operands = []
+    for arg, array in zip(inner.args, arrays, strict=True):
+        if array is None:
+            operands.append(at.emit(relax.op.permute_dims(arg, axes)))
+        else:
+            whole = array.reshape((1,) * (len(axes) - array.ndim) + array.shape)
+            turned = np.ascontiguousarray(whole.transpose(axes)) if array.ndim else array
+            operands.append(relax.const(turned, str(array.dtype)))
+    return Call(inner.op, operands, inner.attrs)
 
 
 def _slice_of(expr: relax.Expr) -> tuple[relax.Expr, int, int] | None:

@@ -143,9 +143,7 @@ class _Legalizer:
             return self._emit(
                 lambda x: packed.pack(packed.turned(x, axes), DATA), [value], DATA, shape, dtype, masked=True
             )
-        return self._emit(
-            lambda x: packed.unpack(x, axes), [value], PLAIN, shape, dtype, masked=True
-        )
+        return self._emit(lambda x: packed.unpack(x, axes), [value], PLAIN, shape, dtype, masked=True)
 
     def _shuffle(self, call: Any, var: Any) -> _Value:
         """The three steps of a channel shuffle: the last computes, those before it only say between how many groups."""

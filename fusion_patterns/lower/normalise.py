@@ -26,6 +26,7 @@ Each function of the module goes into dataflow blocks, and then through these re
     concat(a, b, c)[channels of a part]  -> the part, or a slice of it; whole parts -> concat of them
     concat(x, enlarged a, enlarged b)    -> concat(x, concat(enlarged a, enlarged b))  (:mod:`.resizing`)
     x + enlarged pixel                   -> x + pixel
+    turn(x * C), to channels first       -> turn(x) * turn(C)
     reshape, astype, broadcast_to, permute_dims that change nothing -> their input
 
     channels put last for a while        -> where they were                          (:mod:`.channels_last`)
@@ -198,7 +199,7 @@ _RULES: dict[str, list[Rule]] = {
     "subtract": [affine.merge_biases],
     "nn.conv2d": [affine.pad_into_convolution],
     "call_tir": [recognise_call_tir],
-    "permute_dims": [_unmoved],
+    "permute_dims": [_unmoved, channels.constants_behind_turn],
     "mean": [_one_pixel],
     "nn.avg_pool2d": [_whole_window],
     "dequantize": [integers.round_trip],

@@ -18,6 +18,7 @@ from ..place.decide import composites_of
 from ..place.profiles import Tiles, TunedTile
 from .kernels import LoweredFunc, first_line, lower_kernels, with_c_names
 from .legalize import legalize_composites, scope_of, scope_of_type
+from .rows import ShortRows
 from .schedule import KERNEL_ATTR, PackedKernel, PlainLoops
 from .tiles import DEFAULT, Tile
 from .tuned import kernel_key, tiles_by_key
@@ -95,8 +96,8 @@ class _Views(relax.PyExprMutator):  # type: ignore[misc]
 
 
 def fallback_rules() -> list[Any]:
-    """The rules that TVM's Adreno pipeline uses for what is not in texture."""
-    return [dlight.gpu.Reduction(), dlight.gpu.GeneralReduction(), dlight.gpu.Fallback()]
+    """Our rule for short rows, then those that TVM's Adreno pipeline uses for what is not in texture."""
+    return [ShortRows(), dlight.gpu.Reduction(), dlight.gpu.GeneralReduction(), dlight.gpu.Fallback()]
 
 
 @dataclass

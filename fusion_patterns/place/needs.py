@@ -41,6 +41,7 @@ ELEMENTWISE = frozenset(f"relax.{name}" for name in _ELEMENTWISE.split())
 SHUFFLE_STEPS = ("relax.reshape", "relax.permute_dims", "relax.reshape")
 SHUFFLE = frozenset(SHUFFLE_STEPS)
 CHANNEL_POOL_STEPS = ("relax.expand_dims", "relax.nn.avg_pool3d", "relax.squeeze")
+_MOVES = SHUFFLE | frozenset(CHANNEL_POOL_STEPS)
 FLATTENS = frozenset(("relax.reshape", "relax.squeeze", "relax.nn.batch_flatten"))
 LANES = 4
 ROW_RANK = 2
@@ -195,14 +196,8 @@ def needs_of(func: Any) -> Needs:
         if shape is not None and len(shape) == ROW_RANK:
             _row(reader, number, binding, op, shape)
             continue
-        if op == "relax.permute_dims" and shape is not None and _is_turn(call):
-            _turn(reader, number, binding, func.body.body.same_as(binding.var))
-            continue
-        if op in SHUFFLE and shape is not None:
-            _shuffle(reader, number, call, bindings, name)
-            continue
-        if op in CHANNEL_POOL_STEPS and shape is not None:
-            _channel_pool(reader, number, bindings, name)
+        if op in _MOVES and shape is not None:
+            _moved(reader, number, bindings, func.body.body)
             continue
         if shape is None or len(shape) != 4:
             raise NotPacked(f"`{name}` is not a tensor of four static dimensions", name)
@@ -253,6 +248,18 @@ def _row(reader: _Reader, number: int, binding: Any, op: str, shape: tuple[int, 
     else:
         raise NotPacked(f"no packed kernel for {op or type(call).__name__} on rows", name)
     reader.reduced.add(binding.var)
+
+
+def _moved(reader: _Reader, number: int, bindings: list[Any], output: Any) -> None:
+    """Ops that view a tensor in another way or change the order of its axes, and what stands among them."""
+    binding = bindings[number]
+    call, name = binding.value, str(binding.var.name)
+    if op_name(call) == "relax.permute_dims" and _is_turn(call):
+        _turn(reader, number, binding, output.same_as(binding.var))
+    elif op_name(call) in SHUFFLE:
+        _shuffle(reader, number, call, bindings, name)
+    else:
+        _channel_pool(reader, number, bindings, name)
 
 
 def _is_turn(call: Any) -> bool:
