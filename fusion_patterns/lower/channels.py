@@ -163,7 +163,8 @@ def constants_behind_turn(at: Rewriter, expr: relax.Expr) -> relax.Expr | None:
     if axes != [0, 3, 1, 2] or inner is None:
         return None
     arrays = [at.constant(arg) for arg in inner.args]
-    if sum(array is None for array in arrays) != 1:
+    images = [arg for arg, array in zip(inner.args, arrays, strict=True) if array is None]
+    if len(images) != 1 or images[0].ty.ndim != len(axes):
         return None
     operands = []
     for arg, array in zip(inner.args, arrays, strict=True):
