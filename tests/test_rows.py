@@ -96,11 +96,12 @@ def windows(emit: Any, value: Any, size: int = 2, **attrs: Any) -> Any:
     return emit(nn.max_pool2d(value, [size, size], [2, 2], **attrs))
 
 
-def shortcut(emit: Any, value: Any) -> Any:
+def shortcut(emit: Any, value: Any, size: int = 1) -> Any:
     """5x5 pixels, with a bias and a residual."""
     channels = int(value.ty.shape.values[1])
     small = emit(nn.max_pool2d(value, [2, 2], [2, 2]))
-    made = emit(op.add(conv(emit, small, channels, seed=14), const((1, channels, 1, 1), 9)))
+    made = conv(emit, small, channels, size, seed=14, padding=[size // 2, size // 2])
+    made = emit(op.add(made, const((1, channels, 1, 1), 9)))
     return emit(op.add(made, small))
 
 
@@ -424,6 +425,10 @@ CASES: dict[str, dict[str, Callable[[], tvm.IRModule]]] = {
         "odd channels, bias and residual": between(lambda e, v: mean(e, shortcut(e, v)), 6),
         "x * sigmoid(x)": between(lambda e, v: mean(e, epilogue(e, conv(e, v, 12, strides=[2, 2]), 12))),
         "nothing between": between(lambda e, v: mean(e, conv(e, v, 8, strides=[2, 2]))),
+        "3x3, a long sum": between(
+            lambda e, v: mean(e, e(nn.relu(conv(e, v, 12, 3, strides=[2, 2], padding=[1, 1])))), 64
+        ),
+        "3x3, odd channels, residual": between(lambda e, v: mean(e, shortcut(e, v, 3)), 6),
     },
     "conv2d.max_pool": {
         "2x2, bias, relu": after(

@@ -1,9 +1,10 @@
 """A convolution whose image is averaged at once: ``mean(epilogue(conv(x)))`` for an image of few pixels.
 
-    work group = four channels; its threads = the pixels
-    every thread   sums its pixel in registers, and leaves the epilogue's value in local memory
-    four threads   add up the pixels, one channel each
-    one thread     stores the texel
+    work group = blocks of four channels, all pixels of them; its threads = tiles of pixels x shares of a long sum
+    every thread   sums a share of its tile in registers
+    all threads    add up the shares, and leave the epilogue's value in local memory
+    a few threads  add up the pixels, one channel each, or one block where threads are fewer
+    one thread     of each block stores the texel
 
 The convolution's result, which only the average reads, is never written to memory.
 """
@@ -14,18 +15,33 @@ from typing import Any
 
 from tvm import s_tir
 
-from .split import inside
+from .packed import LANES
+from .split import cut_sums, inside, share_sums
+from .tiles import Tile
 
 __all__ = ["schedule_pooled"]
 
 
-def schedule_pooled(sch: s_tir.Schedule, last: Any, pool: Any, pixel: Any, pixels: int) -> Any:
-    """Schedule the average; returns the loop over the threads, in which the convolution belongs.
+def schedule_pooled(
+    sch: s_tir.Schedule,
+    last: Any,
+    pool: Any,
+    pixel: Any,
+    convolution: tuple[Any, Any],
+    tile: Tile,
+    *,
+    apart: bool = False,
+) -> tuple[Any, Any]:
+    """Schedule the average.
 
-    ``last`` writes the result, (N, C/4, 1, 1, 4); ``pool`` adds up the pixels; ``pixel`` writes what it reads; an image
-    has so many ``pixels``.
+    ``last`` writes the result, (N, C/4, 1, 1, 4); ``pool`` adds up the pixels; ``pixel`` writes what it reads;
+    ``convolution``: the reduction, with the loop of its that is cut into shares; ``tile``: a group of it has whole
+    images. ``apart``: compute a pixel's lanes one by one, for ops that TVM can't vectorize. Returns the reduction of
+    one thread, and the loop over threads in which it belongs.
     """
+    parts = cut_sums(sch, [convolution], tile.split) if tile.split > 1 else []
     batch, channel, y, x, lane = sch.get_loops(last)
+    channel, own = sch.split(channel, [None, tile.extents[0]])
     group = sch.fuse(batch, channel)
     sch.bind(group, "blockIdx.x")
     sch.vectorize(lane)
@@ -34,12 +50,36 @@ def schedule_pooled(sch: s_tir.Schedule, last: Any, pool: Any, pixel: Any, pixel
         sch.set_scope(block, 0, "shared")
         sch.compute_at(block, group, preserve_unit_loops=True)
     *image, lane = inside(sch, pixel, group)
-    thread = sch.fuse(*image)
+    (sch.unroll if apart else sch.vectorize)(lane)
+    if parts:
+        ((total, thread),) = share_sums(sch, parts, group, image, tile, _nothing)
+    else:
+        total, thread = convolution[0], _tiles(sch, image, lane, tile)
+    *blocks, lane, rows, columns = inside(sch, pool, group)
+    if LANES * tile.extents[0] <= tile.threads:
+        blocks.append(lane)
+    else:
+        sch.reorder(*blocks, rows, columns, lane)
+        sch.vectorize(lane)
+    _one_each(sch, sch.fuse(*blocks), tile.threads)
+    _one_each(sch, sch.fuse(own, y, x), tile.threads)
+    return total, thread
+
+
+def _nothing(loop: Any) -> None:
+    """The epilogue keeps nothing in registers: all of it is in the block that writes a pixel."""
+
+
+def _tiles(sch: s_tir.Schedule, image: list[Any], lane: Any, tile: Tile) -> Any:
+    """A thread for each tile of the pixels; returns the loop over threads."""
+    *units, c, y, x = image
+    c, c_in = sch.split(c, [None, tile.blocks])
+    x, x_in = sch.split(x, [None, tile.columns])
+    sch.reorder(*units, c, y, x, c_in, x_in, lane)
+    thread = sch.fuse(*units, c, y, x)
     sch.bind(thread, "threadIdx.x")
-    sch.vectorize(lane)
-    *channels, _, _ = inside(sch, pool, group)  # the last two are the pixels
-    _one_each(sch, sch.fuse(*channels), pixels)
-    _one_each(sch, sch.fuse(y, x), pixels)
+    for loop in (c_in, x_in):
+        sch.unroll(loop)
     return thread
 
 

@@ -22,7 +22,17 @@ from .norm import SUMS, choose_norm, schedule_norm
 from .pooled import schedule_pooled
 from .pooling import REACH, STRIDES
 from .split import REDUCE, inside, split_sums
-from .tiles import DEFAULT, TEXEL_BYTES, Tile, Work, choose_plain, choose_tile, choose_vectors, divisor
+from .tiles import (
+    DEFAULT,
+    TEXEL_BYTES,
+    Tile,
+    Work,
+    choose_plain,
+    choose_pooled,
+    choose_tile,
+    choose_vectors,
+    divisor,
+)
 from .tuned import Space, TileFault
 from .vectors import Sum, schedule_vectors
 from .windows import Windows, choose_cut, schedule_windows
@@ -354,17 +364,16 @@ class _Kernel:
     def _pooled(self, last: Any, stages: list[Any], pads: dict[int, Any]) -> s_tir.Schedule:
         """See :mod:`.pooled`."""
         sch, (convolution, pool) = self.sch, self.reductions
-        pixels = prod(self._shape(convolution)[2:-1])
-        if pixels > self.max_threads:
-            raise ValueError(
-                f"an image of {pixels} pixels has more than a group's {self.max_threads} threads"
-            )
-        pixel = pads[id(pool)]
+        work, shares = Work(self._shape(convolution)), self._shares(convolution)
+        tile = choose_pooled(work, self.max_threads, self.tiles, shares=shares)
+        for stage in stages:  # the average itself, where lanes are computed apart
+            sch.compute_inline(stage)
+        pad, pixel = pads[id(convolution)], pads[id(pool)]
         if pixel is None:
             pixel = sch.cache_write(convolution, 0, "local")
-        thread = schedule_pooled(sch, last, pool, pixel, pixels)
-        self._finish(stages, thread)
-        self._reduce(convolution, pads[id(convolution)], thread)
+        cut = convolution, self._share_axis(convolution)
+        total, thread = schedule_pooled(sch, last, pool, pixel, cut, tile, apart=self.lanes_apart)
+        self._reduce(total, pad, thread)
         return sch
 
     # A layer norm over channels ----------------------------------------------------------------------------

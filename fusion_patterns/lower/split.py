@@ -15,13 +15,13 @@ from tvm import s_tir
 
 from .tiles import Tile
 
-__all__ = ["REDUCE", "inside", "split_sums"]
+__all__ = ["REDUCE", "Shares", "cut_sums", "inside", "share_sums", "split_sums"]
 
 REDUCE = 2  # tirx.IterVar.CommReduce
 
 
 @dataclass(frozen=True)
-class _Sum:
+class Shares:
     """A reduction in three blocks: shares in registers, shares in local memory, their sum."""
 
     total: Any
@@ -44,15 +44,37 @@ def split_sums(
     ``finish`` places what the epilogue keeps in registers; ``whole``: the result is stored by texels. Returns for each
     sum its partial reduction and the thread loop.
     """
+    parts = cut_sums(sch, sums, tile.split)
+    group, texels = _groups(sch, last, tile, whole)
+    return share_sums(sch, parts, group, texels, tile, finish)
+
+
+def cut_sums(sch: s_tir.Schedule, sums: list[tuple[Any, Any]], split: int) -> list[Shares]:
+    """Cut every reduction, at the loop of its that is given with it, into ``split`` shares."""
     parts = []
     for total, axis in sums:
-        shares, _ = sch.split(axis, [tile.split, None])
+        shares, _ = sch.split(axis, [split, None])
         partial = sch.rfactor(shares, 0)
         shared = sch.cache_write(partial, 0, "local")
         sch.set_scope(shared, 0, "shared")
-        parts.append(_Sum(total, partial, shared))
+        parts.append(Shares(total, partial, shared))
+    return parts
+
+
+def share_sums(
+    sch: s_tir.Schedule,
+    parts: list[Shares],
+    group: Any,
+    texels: list[Any],
+    tile: Tile,
+    finish: Callable[[Any], None],
+) -> list[tuple[Any, Any]]:
+    """Give the shares, their sums and the texels of a group to its threads.
+
+    ``group``: the loop inside of which a group works; ``texels``: inside it, the loops over blocks, rows and columns of
+    the block that reads the sums, none of them told off yet. Returns as :func:`split_sums` does.
+    """
     threads = tile.threads
-    group, texels = _groups(sch, last, tile, whole)
     if not tile.is_even:
         # a guard would hide from TVM what a block inside it needs: the sums get a stage of their own, and all stages
         # are placed before the result's loops are cut

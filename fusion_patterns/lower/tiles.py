@@ -17,6 +17,7 @@ __all__ = [
     "Work",
     "choose_group",
     "choose_plain",
+    "choose_pooled",
     "choose_tile",
     "choose_vectors",
     "divisor",
@@ -139,6 +140,43 @@ def choose_tile(
     read. Where that leaves too few threads, the sum is split over up to ``shares`` threads (into how many the
     reduction can be cut), and where it can't be, the tile gets smaller.
     """
+    splits = {}
+    for b, c in _options(work, tiles, most_blocks, most_columns):
+        room = tiles.local_bytes // (TEXEL_BYTES * b * c * work.sums)
+        splits[b, c] = _split(work, b * c, shares, min(max_threads, room), tiles)
+    chosen = _busiest(work, splits, tiles)
+    return _tile(work, chosen, splits[chosen], max_threads, tiles)
+
+
+def choose_pooled(work: Work, max_threads: int, tiles: Tiles = DEFAULT, *, shares: int = 1) -> Tile:
+    """The tile of a convolution whose image is averaged: as :func:`choose_tile`, but a group has whole images.
+
+    Beside its shares a group keeps the epilogue's values in local memory, and it has a thread for each block that it
+    writes. Raises :class:`ValueError` for an image that no group can hold.
+    """
+    _, blocks, rows, columns = work.shape[:4]
+    pixels = rows * columns
+    splits = {}
+    for b, c in _options(work, tiles, 4, 14):
+        threads, room = pixels // c, tiles.local_bytes // (TEXEL_BYTES * b * pixels)
+        if b <= threads <= max_threads and room:
+            splits[b, c] = _split(work, b * c, shares, min(max_threads // threads, room - 1), tiles)
+    if not splits:
+        raise ValueError(
+            f"an image of {pixels} pixels is more than a group of {max_threads} threads can hold"
+        )
+    b, c = _busiest(work, splits, tiles)
+    split = splits[b, c]
+    room = tiles.local_bytes // (TEXEL_BYTES * b * pixels * (split + 1))
+    several = min(min(tiles.group, max_threads) // (pixels // c * split), room, MOST_DEEP)
+    return Tile(b, 1, c, (divisor(blocks // b, several), rows, columns // c), split)
+
+
+def _options(work: Work, tiles: Tiles, most_blocks: int, most_columns: int) -> list[tuple[int, int]]:
+    """Blocks and columns that a thread may keep in registers, the best first.
+
+    That is the most texels; among equals the squarest (a block counts for two columns: it reads its own weights).
+    """
     _, blocks, _, columns = work.shape[:4]
     options = [
         (b, c)
@@ -146,23 +184,25 @@ def choose_tile(
         for c in range(1, most_columns + 1)
         if blocks % b == 0 and columns % c == 0 and b * c <= tiles.accumulators
     ]
-    # the most texels; among equals the squarest (a block counts for two columns: it reads its own weights)
-    options.sort(key=lambda option: (-option[0] * option[1], abs(2 * option[0] - option[1]), option))
-    splits = {option: _split(work, option[0] * option[1], shares, max_threads, tiles) for option in options}
+    return sorted(
+        options, key=lambda option: (-option[0] * option[1], abs(2 * option[0] - option[1]), option)
+    )
+
+
+def _busiest(work: Work, splits: dict[tuple[int, int], int], tiles: Tiles) -> tuple[int, int]:
+    """The first option that keeps the device busy with sums split so, or else the one with the most threads."""
 
     def threads(option: tuple[int, int]) -> int:
         return work.texels // (option[0] * option[1]) * splits[option]
 
-    busy = [option for option in options if threads(option) >= tiles.threads]
-    chosen = busy[0] if busy else max(options, key=lambda option: (threads(option), option[0] * option[1]))
-    return _tile(work, chosen, splits[chosen], max_threads, tiles)
+    busy = [option for option in splits if threads(option) >= tiles.threads]
+    return busy[0] if busy else max(splits, key=lambda option: (threads(option), option[0] * option[1]))
 
 
-def _split(work: Work, texels: int, shares: int, max_threads: int, tiles: Tiles) -> int:
-    """Over how many threads a sum is split: enough to keep the device busy, a power of two."""
+def _split(work: Work, texels: int, shares: int, most: int, tiles: Tiles) -> int:
+    """Over how many threads a sum is split, at ``most``: enough to keep the device busy, a power of two."""
     split = 1
-    most = min(tiles.split, max_threads, tiles.local_bytes // (TEXEL_BYTES * texels * work.sums))
-    while split * 2 <= most and work.texels // texels * split < tiles.threads:
+    while split * 2 <= min(tiles.split, most) and work.texels // texels * split < tiles.threads:
         wanted = split * 2
         if shares % wanted or (work.even and texels % wanted):
             break
