@@ -14,7 +14,7 @@ from typing import Any
 
 from tvm import te, tirx, topi
 
-from ..place.layouts import CHANNEL_VECTOR, DATA, layout
+from ..place.layouts import CHANNEL_VECTOR, DATA, LANES, layout
 
 __all__ = [
     "LANES",
@@ -31,8 +31,6 @@ __all__ = [
     "turned",
     "unpack",
 ]
-
-LANES = 4
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,8 @@ from tvm.ir.expr import TensorLoad
 from tvm.s_tir.dlight.base import ScheduleRule
 from tvm_ffi import structural_walk
 
+from ..place.layouts import LANES
+from ..place.needs import ROW_RANK
 from ..place.profiles import Tiles
 from .guards import guard_lanes, without_guard
 from .norm import SUMS, choose_norm, schedule_norm
@@ -40,7 +42,6 @@ from .windows import Windows, choose_cut, schedule_windows
 __all__ = ["KERNEL_ATTR", "PackedKernel", "PlainLoops", "schedule_packed", "tile_space"]
 
 KERNEL_ATTR = "fusion_patterns.kernel"
-LANES = 4
 DATA_RANK = 5
 SPLITTABLE = ("conv2d_packed",)
 POOLS = ("global_pool",)
@@ -50,7 +51,6 @@ CHANNEL_POOL = "channel_pool"
 DENSE = "dense"
 NORM_PARTS = ("norm_mean", "norm_scale")
 UNPACK = "unpack"
-ROW_RANK = 2
 FEW_SHARES = 8
 MOST_COPIES = 3
 MAX_KERNEL_ROW = 5  # a thread slides such a kernel over an input row that it keeps in registers

@@ -35,7 +35,7 @@ from .decision import (
     composites_of,
     source_shape,
 )
-from .layouts import DATA, PLAIN, layout
+from .layouts import DATA, LANES, PLAIN, layout
 from .limits import FOLDINGS, TextureLimits
 from .needs import NotPacked, needs_of, op_name
 from .profiles import Profile, profile_for

@@ -27,12 +27,16 @@ __all__ = [
     "DATA",
     "DENSE",
     "DEPTHWISE",
+    "LANES",
     "PLAIN",
     "TRANSPOSED",
     "WEIGHT",
     "Layout",
     "layout",
 ]
+
+LANES = 4
+"""Channels of one block: the numbers of a texel."""
 
 PLAIN = "plain"
 DATA = "NCHW4c"

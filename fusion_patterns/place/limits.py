@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-__all__ = ["FOLDINGS", "TextureLimits", "image_extent"]
+from .layouts import LANES
 
-TEXEL_LANES = 4
+__all__ = ["FOLDINGS", "TextureLimits", "image_extent"]
 
 FOLDINGS = ("global.texture", "global.texture-nhwc", "global.texture-weight")
 """Scopes in the order in which they are tried. The names say a folding, not a use."""
@@ -60,8 +60,8 @@ class TextureLimits:
             return self.lacking
         if dtype not in ("float32", "float16"):
             return f"{dtype} has no image format"
-        if len(shape) < 3 or shape[-1] != TEXEL_LANES:
-            return f"shape {shape} does not end in {TEXEL_LANES} lanes"
+        if len(shape) < 3 or shape[-1] != LANES:
+            return f"shape {shape} does not end in {LANES} lanes"
         depth, height, width = image_extent(scope, shape)
         if depth > self.depth:
             return f"{scope}: {depth} layers, the device has {self.depth}"

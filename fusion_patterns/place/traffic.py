@@ -11,12 +11,10 @@ from collections.abc import Callable
 from math import prod
 from typing import Any
 
-from .layouts import DEPTHWISE
+from .layouts import DEPTHWISE, LANES
 from .needs import Needs, op_name, static_shape, tensor_args
 
-__all__ = ["LANES", "times_read"]
-
-LANES = 4
+__all__ = ["times_read"]
 
 
 def times_read(func: Any, needs: Needs) -> tuple[float, ...]:
