@@ -7,7 +7,7 @@ from typing import Any
 from tvm import te, tirx
 
 from ..place.layouts import DEPTHWISE, WEIGHT
-from .packed import LANES, Packed, blocks
+from .packed import LANES, Packed, blocks, gather
 
 __all__ = ["conv2d", "conv2d_transpose", "padding_of", "zero_pad"]
 
@@ -76,9 +76,7 @@ def conv2d(
         def gathered(b: Any, o: Any, y: Any, x: Any, lane: Any) -> Any:
             out = tirx.min(o * LANES + lane, tirx.const(out_channels - 1, "int32"))
             source = (out // per_group) * group_in + i
-            product = wide(padded[b, source // LANES, row(y), column(x), source % LANES]) * wide(
-                weight.tensor[out, i, ky, kx]
-            )
+            product = wide(gather(padded, b, source, row(y), column(x))) * wide(weight.tensor[out, i, ky, kx])
             return te.sum(product, axis=[i, ky, kx])
 
         result = te.compute(shape, gathered, name="conv2d_gathered")

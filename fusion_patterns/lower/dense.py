@@ -8,7 +8,7 @@ from typing import Any
 from tvm import te
 
 from ..place.layouts import DATA
-from .packed import LANES, Packed, blocks
+from .packed import LANES, Packed, blocks, gather
 
 __all__ = ["dense", "elementwise_rows"]
 
@@ -25,7 +25,7 @@ def dense(data: Packed, weight: Packed, dtype: str) -> te.Tensor:
     i = te.reduce_axis((0, inputs), "i")
 
     def element(n: Any) -> Any:
-        return data.tensor[n, i // LANES, 0, 0, i % LANES] if data.layout == DATA else data.tensor[n, i]
+        return gather(data.tensor, n, i, 0, 0) if data.layout == DATA else data.tensor[n, i]
 
     product = te.compute(
         (rows, blocks(outputs), LANES),

@@ -24,6 +24,7 @@ __all__ = [
     "concat",
     "copy",
     "elementwise",
+    "gather",
     "mask",
     "pack",
     "resize2d",
@@ -69,6 +70,11 @@ class Packed:
 def blocks(channels: int) -> int:
     """Number of blocks of four that hold so many channels."""
     return -(-channels // LANES)
+
+
+def gather(tensor: te.Tensor, n: Any, channel: Any, y: Any, x: Any) -> Any:
+    """One channel of a packed tensor (N, C/4, H, W, 4), wherever in a block it lies."""
+    return tensor[n, channel // LANES, y, x, channel % LANES]
 
 
 def mask(value: Packed, channels: int) -> te.Tensor:
@@ -185,10 +191,7 @@ def concat(parts: list[Packed]) -> te.Tensor:
         channel = _within(c * LANES + lane, channels)
         own = [channel - start for start in starts]
         return _one_of(
-            [
-                (channel < starts[k + 1], part.tensor[b, own[k] // LANES, y, x, own[k] % LANES])
-                for k, part in enumerate(parts)
-            ]
+            [(channel < starts[k + 1], gather(part.tensor, b, own[k], y, x)) for k, part in enumerate(parts)]
         )
 
     shape = (n, blocks(channels), height, width, LANES)
@@ -217,7 +220,7 @@ def channel_slice(data: Packed, begin: int, channels: int) -> te.Tensor:
 
     def gathered(b: Any, c: Any, y: Any, x: Any, lane: Any) -> Any:
         source = _within(c * LANES + lane, channels) + begin
-        return data.tensor[b, source // LANES, y, x, source % LANES]
+        return gather(data.tensor, b, source, y, x)
 
     shape = (n, blocks(channels), height, width, LANES)
     return te.compute(shape, gathered if begin % LANES else block, name="channel_slice")
@@ -230,7 +233,7 @@ def shuffle(data: Packed, groups: int) -> te.Tensor:
     def gathered(b: Any, c: Any, y: Any, x: Any, lane: Any) -> Any:
         out = _within(c * LANES + lane, channels)
         source = out % groups * (channels // groups) + out // groups
-        return data.tensor[b, source // LANES, y, x, source % LANES]
+        return gather(data.tensor, b, source, y, x)
 
     return te.compute(data.tensor.shape, gathered, name="shuffle")
 
