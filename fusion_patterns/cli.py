@@ -14,27 +14,35 @@ import tempfile
 import traceback
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 import fusion_patterns as fp
 from fusion_patterns.cli_check import check
-from fusion_patterns.cli_terminal import TRACEBACK, Say, explain_error, progress, show, write_whole
+from fusion_patterns.cli_options import (
+    DeviceName,
+    DeviceProfile,
+    Json,
+    Model,
+    Seed,
+    Shapes,
+    Symbols,
+    TableName,
+    Target,
+    read_model,
+)
+from fusion_patterns.cli_terminal import TRACEBACK, explain_error, progress, show, write_whole
 from fusion_patterns.cli_tune import tune
-from fusion_patterns.errors import FusionPatternsError, ModelError
+from fusion_patterns.errors import FusionPatternsError
 
 if TYPE_CHECKING:
     import tvm
 
-    from fusion_patterns.table import Table
-
 __all__ = ["app", "main"]
 
 PROGRAM = "fusion-patterns"
-FORMATS = ".onnx, .pt2 (torch.export), .py (TVMScript), .json (TVM)"
 
 app = typer.Typer(
     name=PROGRAM,
@@ -43,45 +51,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-Model = Annotated[
-    str,
-    typer.Argument(metavar="MODEL", help=f"A model file: {FORMATS}; or a name of fusion_patterns.networks."),
-]
-Shapes = Annotated[
-    list[str] | None,
-    typer.Option("--shape", metavar="NAME=1,3,640,640", help="Dimensions of an input; may be repeated."),
-]
-Symbols = Annotated[
-    list[str] | None,
-    typer.Option("--bind", "--dim", metavar="NAME=N", help="Value of an open dimension; may be repeated."),
-]
-TableName = Annotated[
-    str | None,
-    typer.Option("--table", metavar="PATH|NAME", help="Pattern table; left out, the built-in one."),
-]
-DeviceProfile = Annotated[
-    str | None,
-    typer.Option(
-        "--profile",
-        metavar="NAME|FILE.yaml",
-        help="Device profile, such as tune writes; left out, the target's.",
-    ),
-]
-Target = Annotated[
-    str | None,
-    typer.Option("--target", metavar="TARGET", help="TVM target; left out, qcom/adreno-opencl-texture."),
-]
-DeviceName = Annotated[
-    str | None,
-    typer.Option(
-        "--device",
-        metavar="DEVICE",
-        help="OpenCL device: platform:device, or a part of its name; else the best.",
-    ),
-]
-Seed = Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Of the inputs that are drawn.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document for machines.")]
 
 
 @app.callback(invoke_without_command=True)
@@ -117,7 +86,7 @@ def apply(
     if output is not None:
         _check_output(output, model)
     with progress(silent=as_json) as say:
-        job = _read(model, shape, bind, table, target, say)
+        job = read_model(model, shape, bind, table, target, say)
         say("applying patterns")
         fused = fp.apply_patterns(job.mod, job.table, target=job.target)
         if output is not None:
@@ -151,7 +120,7 @@ def build(
     check_folder(output)
     chosen = load_profile(profile) if profile else None
     with progress(silent=as_json) as say:
-        job = _read(model, shape, bind, table, target, say)
+        job = read_model(model, shape, bind, table, target, say)
         compiled = fp.compile_module(
             job.mod, job.target, job.table, profile=chosen, name=job.name, progress=say
         )
@@ -197,7 +166,7 @@ def run(
         folder = what
         if not is_folder:
             pick_device(device)  # better to hear of it before the work
-            job = _read(what, shape, bind, table, target, say)
+            job = read_model(what, shape, bind, table, target, say)
             compiled = fp.compile_module(job.mod, job.target, job.table, name=job.name, progress=say)
             folder = os.path.join(scratch, "module")
             compiled.save(folder)
@@ -226,7 +195,7 @@ def verify(
 
     with progress(silent=as_json) as say:
         pick_device(device)  # better to hear of it before the work
-        job = _read(model, shape, bind, table, target, say)
+        job = read_model(model, shape, bind, table, target, say)
         report = fp.verify(job.mod, job.target, job.table, device, seed, progress=say)
         say("counting the kernels of stock FuseOps")
         stock = _stock_launches(job.mod)
@@ -261,7 +230,7 @@ def explain(
 ) -> None:
     """Say of every tensor where it lives, what else was possible at which cost, and who asked for what."""
     with progress(silent=as_json) as say:
-        job = _read(model, shape, bind, table, target, say)
+        job = read_model(model, shape, bind, table, target, say)
         say("placing tensors")
         explanation = fp.explain(job.mod, job.table, job.target)
         text, data = explanation.tell(tensor)
@@ -299,65 +268,6 @@ def demo(device: DeviceName = None, as_json: Json = False) -> None:
         result = way.run(device, say)
     show(way.render(result), result.to_dict(), as_json=as_json)
     raise typer.Exit(0 if result.ok else 1)
-
-
-@dataclass(frozen=True)
-class _Job:
-    """What a command works on."""
-
-    name: str
-    mod: tvm.IRModule
-    target: Any
-    table: Table
-
-
-def _read(
-    model: str,
-    shapes: list[str] | None,
-    bind: list[str] | None,
-    table: str | None,
-    target: str | None,
-    say: Say,
-) -> _Job:
-    """Read all that the user named; what is wrong with it shows before any work is done."""
-    given = dict(_dimensions(text) for text in shapes or ())
-    sizes = dict(_symbol(text) for text in bind or ())
-    path = Path(model)
-    if path.suffix and not path.exists():
-        raise ModelError(f"{model}: no such file")
-    loaded = fp.load_table(table)
-    say("loading TVM")
-    load_model = fp.load_model
-    from fusion_patterns.compiler import as_target
-    from fusion_patterns.networks import NETWORKS, fetch_model
-
-    checked = as_target(target)
-    if not path.exists():
-        if model not in NETWORKS:
-            raise ModelError(
-                f"{model}: no such file, and no network of this name; known: {', '.join(NETWORKS)}"
-            )
-        path = fetch_model(model, progress=say)
-        given = {**NETWORKS[model].inputs, **given}
-    say(f"reading {model}")
-    return _Job(Path(model).stem, load_model(path, given, sizes), checked, loaded)
-
-
-def _dimensions(text: str) -> tuple[str, Sequence[int | str]]:
-    """``NAME=1,3,h,w``: numbers, and names for what stays open. The name may hold anything, ``=`` too."""
-    name, equals, dims = text.rpartition("=")
-    parts = [part.strip() for part in dims.split(",") if part.strip()]
-    sizes = [int(part) if part.isdecimal() else part for part in parts]
-    if not (name and equals) or not all(isinstance(size, int) or size.isidentifier() for size in sizes):
-        raise typer.BadParameter(f"--shape {text}: expected NAME=1,3,640,640")
-    return name, sizes
-
-
-def _symbol(text: str) -> tuple[str, int]:
-    name, _, size = text.rpartition("=")
-    if not name or not size.isdecimal():
-        raise typer.BadParameter(f"--bind {text}: expected NAME=N")
-    return name, int(size)
 
 
 def _stock_launches(mod: tvm.IRModule) -> int | None:

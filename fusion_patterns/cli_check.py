@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from fusion_patterns.cli_options import Json, Seed, Target
 from fusion_patterns.cli_terminal import progress, show
 
 __all__ = ["check"]
@@ -16,18 +17,15 @@ def check(
     examples: Annotated[
         int, typer.Option("--examples", metavar="N", min=1, help="Graphs for each row and property.")
     ] = 100,
-    seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Of what is drawn.")] = 0,
-    target: Annotated[
-        str | None,
-        typer.Option("--target", metavar="TARGET", help="TVM target; left out, qcom/adreno-opencl-texture."),
-    ] = None,
+    seed: Seed = 0,
+    target: Target = None,
     device: Annotated[
         str | None,
         typer.Option(
             "--device", metavar="DEVICE", help='Run modules on this OpenCL device; "" is the best one.'
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document for machines.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Test a table on generated graphs: what each row takes and declines, and all other properties."""
     from fusion_patterns.table import load_table

@@ -7,15 +7,23 @@ from typing import Annotated
 
 import typer
 
+from fusion_patterns.cli_options import (
+    DeviceName,
+    Json,
+    Model,
+    Shapes,
+    Symbols,
+    TableName,
+    Target,
+    read_model,
+)
 from fusion_patterns.cli_terminal import progress, show, write_whole
 
 __all__ = ["tune"]
 
 
 def tune(
-    model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="A model file, or a name of fusion_patterns.networks.")
-    ],
+    model: Model,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -42,14 +50,7 @@ def tune(
     repeats: Annotated[
         int, typer.Option("--repeats", metavar="N", min=1, help="Launches whose median is a tile's time.")
     ] = 10,
-    device: Annotated[
-        str | None,
-        typer.Option(
-            "--device",
-            metavar="DEVICE",
-            help="OpenCL device: platform:device, or a part of its name; else the best.",
-        ),
-    ] = None,
+    device: DeviceName = None,
     rpc_tracker: Annotated[
         str | None,
         typer.Option(
@@ -65,38 +66,23 @@ def tune(
         int,
         typer.Option("--rpc-timeout", metavar="SECONDS", min=1, help="Most for one tile on such a device."),
     ] = 60,
-    shape: Annotated[
-        list[str] | None,
-        typer.Option("--shape", metavar="NAME=1,3,640,640", help="Dimensions of an input; may be repeated."),
-    ] = None,
-    bind: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--bind", "--dim", metavar="NAME=N", help="Value of an open dimension; may be repeated."
-        ),
-    ] = None,
-    table: Annotated[
-        str | None,
-        typer.Option("--table", metavar="PATH|NAME", help="Pattern table; left out, the built-in one."),
-    ] = None,
-    target: Annotated[
-        str | None,
-        typer.Option("--target", metavar="TARGET", help="TVM target; left out, qcom/adreno-opencl-texture."),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document for machines.")] = False,
+    shape: Shapes = None,
+    bind: Symbols = None,
+    table: TableName = None,
+    target: Target = None,
+    as_json: Json = False,
 ) -> None:
     """Time the legal tiles of every kernel of a model on a device, and write the fastest as a profile.
 
     Ctrl-C stops after the tile in work; the same command goes on from there.
     """
-    from fusion_patterns.cli import _read
     from fusion_patterns.place.profiles import load_profile
 
     out = out or Path(f"{Path(model).stem}-tuned.yaml")
     _check(out, rpc_tracker, rpc_key, device)
     base = load_profile(profile) if profile else None
     with progress(silent=as_json) as say:
-        job = _read(model, shape, bind, table, target, say)
+        job = read_model(model, shape, bind, table, target, say)
         from fusion_patterns import tune as tuner
         from fusion_patterns.tune.remote import RpcMeasurer
 
