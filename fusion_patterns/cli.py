@@ -31,6 +31,7 @@ from fusion_patterns.cli_options import (
     Symbols,
     TableName,
     Target,
+    dimension,
     read_model,
 )
 from fusion_patterns.cli_terminal import TRACEBACK, explain_error, progress, show, write_whole
@@ -186,17 +187,28 @@ def verify(
     seed: Seed = 0,
     shape: Shapes = None,
     bind: Symbols = None,
+    stays_open: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--open",
+            metavar="NAME=N",
+            help="A dimension that is compiled open, and its size in this comparison; may be repeated.",
+        ),
+    ] = None,
     table: TableName = None,
     target: Target = None,
     as_json: Json = False,
 ) -> None:
     """Compare a compiled model on an OpenCL device with the untouched one on the CPU."""
+    from fusion_patterns.frontends import check_open
     from fusion_patterns.run import pick_device
 
     with progress(silent=as_json) as say:
         pick_device(device)  # better to hear of it before the work
+        sizes = dict(dimension(text, "--open") for text in stays_open or ())
         job = read_model(model, shape, bind, table, target, say)
-        report = fp.verify(job.mod, job.target, job.table, device, seed, progress=say)
+        check_open(job.mod, sizes, where=model)
+        report = fp.verify(job.mod, job.target, job.table, device, seed, symbols=sizes, progress=say)
         say("counting the kernels of stock FuseOps")
         stock = _stock_launches(job.mod)
     from fusion_patterns.report import render_report

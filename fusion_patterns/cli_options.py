@@ -29,6 +29,7 @@ __all__ = [
     "Symbols",
     "TableName",
     "Target",
+    "dimension",
     "read_model",
 ]
 
@@ -98,7 +99,7 @@ def read_model(
     for words that can't be read, and the package's own errors for what they name.
     """
     given = dict(_dimensions(text) for text in shapes or ())
-    sizes = dict(_symbol(text) for text in bind or ())
+    sizes = dict(dimension(text, "--bind") for text in bind or ())
     path = Path(model)
     if path.suffix and not path.exists():
         raise ModelError(f"{model}: no such file")
@@ -130,8 +131,9 @@ def _dimensions(text: str) -> tuple[str, Sequence[int | str]]:
     return name, sizes
 
 
-def _symbol(text: str) -> tuple[str, int]:
+def dimension(text: str, option: str) -> tuple[str, int]:
+    """``NAME=N``, as ``option`` was given it."""
     name, _, size = text.rpartition("=")
     if not name or not size.isdecimal():
-        raise typer.BadParameter(f"--bind {text}: expected NAME=N")
+        raise typer.BadParameter(f"{option} {text}: expected NAME=N")
     return name, int(size)

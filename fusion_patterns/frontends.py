@@ -110,18 +110,27 @@ def bind_symbols(mod: tvm.IRModule, sizes: Mapping[str, int], *, where: str = "m
     """
     if not sizes:
         return mod
-    known: set[str] = set()
+    check_open(mod, sizes, where=where)
     out = mod.clone()
     for gv, func in mod.functions.items():
-        if isinstance(func, relax.Function) and "global_symbol" in (func.attrs or {}):
-            symbols = {s.name for p in func.params for s in relax.analysis.definable_tir_vars_in_type(p.ty)}
-            known |= symbols
-            mine = {name: size for name, size in sizes.items() if name in symbols}
-            if mine:
-                out.update_func(gv, func.bind_symbolic_vars(mine))
-    for name in sizes:
-        check_name(name, known, "symbolic dimension", where)
+        mine = {name: size for name, size in sizes.items() if name in _symbols(func)}
+        if mine:
+            out.update_func(gv, func.bind_symbolic_vars(mine))
     return out
+
+
+def check_open(mod: tvm.IRModule, names: Iterable[str], *, where: str = "module") -> None:
+    """Raise :class:`ModelError` for a name that is no symbolic dimension of a public function of *mod*."""
+    known = {symbol for func in mod.functions.values() for symbol in _symbols(func)}
+    for name in names:
+        check_name(name, known, "symbolic dimension", where)
+
+
+def _symbols(func: Any) -> set[str]:
+    """Names of a public function's symbolic dimensions; none for any other."""
+    if not isinstance(func, relax.Function) or "global_symbol" not in (func.attrs or {}):
+        return set()
+    return {s.name for p in func.params for s in relax.analysis.definable_tir_vars_in_type(p.ty)}
 
 
 def check_name(name: str, known: Iterable[str], kind: str, where: str) -> None:

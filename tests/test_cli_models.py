@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from tvm_ffi import structural_equal
 
-from fusion_patterns import apply_patterns, cli, load_model
+from fusion_patterns import apply_patterns, cli, load_model, verification
 from fusion_patterns.run import Device, load
+from fusion_patterns.run.interpret import leaf_params
 from fusion_patterns.verification import OutputCheck, VerifyReport
 
 MODEL = """\
@@ -129,6 +131,37 @@ def test_verify(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     report = json.loads(capsys.readouterr().out)
     assert report["ok"] is True
     assert report["stock_launches"] == 1
+
+
+@pytest.mark.opencl
+@pytest.mark.usefixtures("opencl_device")
+def test_verify_with_an_open_batch(
+    model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen = []
+
+    def spy(*given: Any, **named: Any) -> VerifyReport:
+        seen.append(verification.verify(*given, **named))
+        return seen[-1]
+
+    monkeypatch.setattr("fusion_patterns.verify", spy, raising=False)
+    assert cli.main(["verify", model, "--open", "n=3"]) == 0
+    assert "\nverified: worst relative error " in capsys.readouterr().out
+    (report,) = seen
+    assert report.compiled is not None
+    entry = report.compiled.manifest.functions["main"]
+    assert leaf_params(entry)["x"].shape[0] == "n"
+
+
+@pytest.mark.opencl
+@pytest.mark.usefixtures("opencl_device")
+def test_a_dimension_that_can_not_stay_open(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["verify", model, "--open", "batch=3"]) == 1
+    assert "no symbolic dimension is called 'batch'; it has 'n'" in capsys.readouterr().err
+    assert cli.main(["verify", model, *BIND, "--open", "n=3"]) == 1
+    assert "no symbolic dimension is called 'n'; it has none" in capsys.readouterr().err
+    assert cli.main(["verify", model, "--open", "n=three"]) == 2
+    assert "--open n=three: expected NAME=N" in capsys.readouterr().err
 
 
 def test_wrong_numbers_are_exit_code_1(
