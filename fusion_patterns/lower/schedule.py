@@ -20,6 +20,7 @@ from ..place.layouts import LANES
 from ..place.needs import ROW_RANK
 from ..place.profiles import Tiles
 from .guards import guard_lanes, without_guard
+from .local_memory import check_local_memory
 from .norm import SUMS, choose_norm, schedule_norm
 from .pooled import schedule_pooled
 from .pooling import REACH, STRIDES
@@ -39,7 +40,7 @@ from .tuned import Space, TileFault
 from .vectors import Sum, schedule_vectors
 from .windows import Windows, choose_cut, schedule_windows
 
-__all__ = ["KERNEL_ATTR", "PackedKernel", "PlainLoops", "schedule_packed", "tile_space"]
+__all__ = ["KERNEL_ATTR", "PackedKernel", "schedule_packed", "tile_space"]
 
 KERNEL_ATTR = "fusion_patterns.kernel"
 DATA_RANK = 5
@@ -73,31 +74,6 @@ class PackedKernel(ScheduleRule):  # type: ignore[misc]
             return None
         limit = max_threads(target)
         return schedule_packed(func, limit, self.tile, lanes_apart=self.lanes_apart, tiles=self.tiles)
-
-
-class PlainLoops(ScheduleRule):  # type: ignore[misc]
-    """The last resort for what no rule of TVM's schedules: a kernel for each stage, a thread for each of its results.
-
-    Pooling to windows of unequal size is such a case: its sums have bounds that change from window to window.
-    """
-
-    def apply(self, func: Any, target: Any, tunable: bool) -> Any:
-        """A schedule that binds the loops over results, and leaves everything inside as it is."""
-        if not isinstance(func, tirx.PrimFunc):
-            return None
-        sch = s_tir.Schedule(func)
-        for block in sch.get_child_blocks(sch.get_sblock("root")):
-            kinds = [int(v.iter_type) for v in sch.get(block).iter_vars]
-            loops = list(sch.get_loops(block))
-            results = [loop for loop, kind in zip(loops, kinds, strict=False) if kind != REDUCE]
-            if not results:
-                results = [sch.add_unit_loop(block)]
-            else:
-                sch.reorder(*results, *(loop for loop in loops if loop not in results))
-            outer, inner = sch.split(sch.fuse(*results), [None, 64])
-            sch.bind(outer, "blockIdx.x")
-            sch.bind(inner, "threadIdx.x")
-        return sch
 
 
 def max_threads(target: Any) -> int:
@@ -315,7 +291,7 @@ class _Kernel:
             else block
             for block in stages
         ]
-        self._check_local_memory(parts, tile)
+        check_local_memory(parts, tile, self._shape, self.tiles.local_bytes)
         schedule_vectors(sch, last, parts, tile, apart=self.lanes_apart)
         return sch
 
@@ -337,22 +313,6 @@ class _Kernel:
                 self._cache(share, 1, loop)
 
         return Sum(block, 2 if name.startswith(POOLS) else 1, split, read)
-
-    def _check_local_memory(self, parts: list[Any], tile: Tile) -> None:
-        """Refuse a kernel that stages more than the profile allows, even if TVM lets stages share memory."""
-        final = max(number for number, part in enumerate(parts) if isinstance(part, Sum))
-        blocks = 0
-        for number, part in enumerate(parts):
-            shape = self._shape(part.block if isinstance(part, Sum) else part)
-            whole = shape[1] if len(shape) > ROW_RANK else -(-shape[1] // LANES)
-            # of the last sum, and of what follows it, a group has its own part only
-            size = whole if number < final else tile.group[0]
-            blocks += size * (1 + part.split if isinstance(part, Sum) else 1)
-        needed = TEXEL_BYTES * blocks
-        if needed > self.tiles.local_bytes:
-            raise ValueError(
-                f"its vectors take {needed} bytes of local memory, the profile allows {self.tiles.local_bytes}"
-            )
 
     # A convolution whose image is averaged -----------------------------------------------------------------
 
