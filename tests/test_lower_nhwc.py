@@ -60,7 +60,7 @@ def test_the_callers_image_is_read_without_a_launch_before() -> None:
 
 def test_an_image_that_is_read_often_is_packed_where_it_is_turned() -> None:
     compiled = compile_module(first(64, 7))
-    assert labels(compiled) == ["nhwc.chain", "conv2d.first"]
+    assert labels(compiled) == ["move.chain", "conv2d.first"]
     (reason,) = reasons("conv2d.first.nhwc", first(64, 7))
     assert "`weight.O * weight.H * weight.W <= 256 * conv.strides[0] * conv.strides[1]`" in reason
 

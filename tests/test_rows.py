@@ -271,6 +271,22 @@ def between_rows(rows: Callable[..., Any], channels: int = 8) -> Callable[[], tv
     return after(build, (2, 8, 6, 5))
 
 
+def folded(emit: Any, value: Any) -> Any:
+    """Patches of 2x2 pixels as tokens, something between tokens, and the image again."""
+    n, c, h, w = (int(dim) for dim in value.ty.shape)
+    cut = emit(op.reshape(value, (n * c * h // 2, 2, w // 2, 2)))
+    patches = emit(op.reshape(emit(op.permute_dims(cut, [0, 2, 1, 3])), (n, c, h * w // 4, 4)))
+    tokens = emit(nn.softmax(emit(op.permute_dims(patches, [0, 3, 2, 1])), axis=2))
+    back = emit(op.reshape(emit(op.permute_dims(tokens, [0, 3, 2, 1])), (n * c * h // 2, w // 2, 2, 2)))
+    return emit(op.reshape(emit(op.permute_dims(back, [0, 2, 1, 3])), (n, c, h, w)))
+
+
+def normed(emit: Any, value: Any) -> Any:
+    """The layer norm of a pixel's channels."""
+    channels = int(value.ty.shape.values[1])
+    return emit(nn.layer_norm(value, const((channels,), 16), const((channels,), 17), axes=[1]))
+
+
 CASES: dict[str, dict[str, Callable[[], tvm.IRModule]]] = {
     "conv2d.chain": {
         "bias, silu": after(lambda e, x: epilogue(e, conv(e, x, 12, 3, **SAME), 12)),
@@ -465,6 +481,29 @@ CASES: dict[str, dict[str, Callable[[], tvm.IRModule]]] = {
         "the first part enlarged": between(lambda e, v: conv(e, decoded(e, v, False), 8, 3, **SAME)),
         "the second part enlarged": between(lambda e, v: conv(e, decoded(e, v, True), 8, 1)),
     },
+    "layer_norm.chain": {
+        "no epilogue": between(normed),
+        "epilogue": between(lambda e, v: epilogue(e, normed(e, v), 8)),
+        "odd channels, gelu": between(lambda e, v: e(nn.gelu(normed(e, v))), 6),
+        "odd channels, its own input as residual": between(lambda e, v: e(op.add(normed(e, v), v)), 7),
+        "two images, axis from the end": after(
+            lambda e, x: conv(
+                e, e(nn.layer_norm(conv(e, x, 12), const((12,), 1), const((12,), 2), axes=[-3])), 8
+            ),
+            (2, 8, 7, 5),
+        ),
+    },
+    "layer_norm.depthwise": {
+        "bias": between(lambda e, v: normed(e, e(op.add(depthwise(e, v), const((1, 8, 1, 1), 9))))),
+        "no bias": between(lambda e, v: normed(e, depthwise(e, v))),
+        "odd channels, stride, gelu": between(
+            lambda e, v: normed(e, e(nn.gelu(depthwise(e, v, strides=[2, 2])))), 6
+        ),
+        "two images, odd channels, epilogue": after(
+            lambda e, x: conv(e, epilogue(e, normed(e, depthwise(e, conv(e, x, 10))), 10), 8), (2, 8, 7, 9)
+        ),
+        "7x7": between(lambda e, v: normed(e, conv(e, v, 8, 7, groups=8, padding=[3, 3]))),
+    },
     "concat.chain": {
         "two parts": joined(lambda e, v: parts(e, v, 8, 8)),
         "the last part ends inside a block": joined(lambda e, v: parts(e, v, 8, 6)),
@@ -521,7 +560,7 @@ CASES: dict[str, dict[str, Callable[[], tvm.IRModule]]] = {
         "three groups, epilogue": between(lambda e, v: epilogue(e, shuffled(3)(e, v), 12), 12),
         "odd channels": between(shuffled(2), 6),
     },
-    "nhwc.chain": {
+    "move.chain": {
         "scaled, with a residual": after(
             lambda e, x: conv(
                 e, e(op.add(first_of_nhwc(e, normalised_rows(e, conv(e, x, 12))), conv(e, x, 12, seed=1))), 8
@@ -529,6 +568,11 @@ CASES: dict[str, dict[str, Callable[[], tvm.IRModule]]] = {
         ),
         "two images, odd channels": after(
             lambda e, x: depthwise(e, first_of_nhwc(e, normalised_rows(e, conv(e, x, 6)))), (2, 8, 7, 5)
+        ),
+        "tokens to an image": between(folded),
+        "odd channels, epilogue": between(lambda e, v: epilogue(e, folded(e, v), 6), 6),
+        "columns and rows turned": between(
+            lambda e, v: e(op.permute_dims(e(nn.softmax(v, axis=3)), [0, 1, 3, 2]))
         ),
     },
     "elementwise.chain": {

@@ -40,6 +40,8 @@ ROWS = [
     "lrn.chain",
     "global_pool.mean",
     "global_pool.adaptive",
+    "layer_norm.chain",
+    "layer_norm.depthwise",
     "concat.chain",
     "concat.resized",
     "concat.resized.three",
@@ -49,7 +51,7 @@ ROWS = [
     "resize2d.sum",
     "slice.chain",
     "shuffle.chain",
-    "nhwc.chain",
+    "move.chain",
     "elementwise.chain",
     "dense.chain",
     "conv2d.excite",
@@ -73,7 +75,7 @@ def test_every_row_says_why_and_where(every_row: Table) -> None:
         if "data" in tensors_of(found):
             other = dict.fromkeys(("conv2d.first", "conv2d.first.max_pool", "concat.chain"), "any")
             other |= dict.fromkeys(
-                ("dense.chain", "conv2d.excite", "conv2d.first.nhwc", "nhwc.chain"), "global"
+                ("dense.chain", "conv2d.excite", "conv2d.first.nhwc", "move.chain"), "global"
             )
             assert found.scope_of("data") == other.get(found.name, "texture")
         if "weight" in tensors_of(found):

@@ -11,11 +11,9 @@ transposed again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from math import prod
 
-import numpy as np
 from tvm import relax
 from tvm.ir import Call, GenericConst
 
@@ -26,7 +24,17 @@ __all__ = ["channels_first"]
 
 _RESHAPES = ("reshape", "squeeze", "expand_dims", "flatten", "nn.batch_flatten")
 _UNARY = (
-    *("nn.relu", "nn.gelu", "nn.gelu_tanh", "nn.silu", "nn.leakyrelu", "nn.softplus", "sigmoid", "tanh", "clip"),
+    *(
+        "nn.relu",
+        "nn.gelu",
+        "nn.gelu_tanh",
+        "nn.silu",
+        "nn.leakyrelu",
+        "nn.softplus",
+        "sigmoid",
+        "tanh",
+        "clip",
+    ),
     *("abs", "erf", "exp", "log", "negative", "sqrt", "rsqrt", "square"),
 )
 _BINARY = ("add", "subtract", "multiply", "divide", "maximum", "minimum", "power")
@@ -37,7 +45,7 @@ Image = tuple[int, int, int]
 
 
 def channels_first(func: relax.Function) -> relax.Function:
-    """*func* with the regions of its dataflow blocks rewritten that get rid of transpositions; *func* if there are none.
+    """*func* with those regions of its dataflow blocks rewritten that get rid of transpositions, or *func* itself.
 
     What is not a tensor of known shape is left alone.
     """
@@ -77,12 +85,10 @@ class _View:
 
 @dataclass
 class _Region:
-    """Values that are rewritten together."""
+    """Values that are rewritten together: their transpositions ``before``, and those that are left ``after``."""
 
     before: int = 0
     after: int = 0
-    size: tuple[int, int] | None = None
-    """Rows and columns, if an image of the region says how its pixels lie."""
 
 
 @dataclass
@@ -100,7 +106,9 @@ class _Block:
     def __post_init__(self) -> None:
         for binding in self.block.bindings:
             var, value = binding.var, getattr(binding, "value", None)
-            if isinstance(binding, relax.VarBinding) and (self._move(var, value) or self._compute(var, value)):
+            if isinstance(binding, relax.VarBinding) and (
+                self._move(var, value) or self._compute(var, value)
+            ):
                 if not isinstance(var, relax.DataflowVar):
                     self.read.add(var)
             elif value is not None:
@@ -135,7 +143,9 @@ class _Block:
             return False
         if name == "permute_dims":
             axes = value.attrs.axes
-            order = tuple(range(len(shape)))[::-1] if axes is None else tuple(int(a) % len(shape) for a in axes)
+            order = (
+                tuple(range(len(shape)))[::-1] if axes is None else tuple(int(a) % len(shape) for a in axes)
+            )
             movement: Movement | None = before.movement.permuted(order)
         else:
             movement = before.movement.reshaped(shape)
@@ -161,9 +171,9 @@ class _Block:
         images = {view.image() for view in views}
         if not taken or len(views) < len(taken) or len(images) > 1 or None in images:
             return False
-        (batch, channels, pixels), = [image for image in images if image is not None]
+        ((batch, channels, pixels),) = [image for image in images if image is not None]
         image = batch, shape[-1], pixels
-        if name not in ("matmul",) and channels != shape[-1]:
+        if name != "matmul" and channels != shape[-1]:
             return False
         moved = Movement.of((batch, shape[-1], pixels)).permuted((0, 2, 1)).reshaped(shape)
         if moved is None:
@@ -204,8 +214,10 @@ def _operands(name: str | None, value: relax.Expr, shape: tuple[int, ...]) -> li
 
 def _constant_fits(constant: tuple[int, ...] | None, shape: tuple[int, ...]) -> bool:
     """Whether a constant is one number, one for each channel, or of the whole shape."""
-    return constant is not None and len(constant) <= len(shape) and (
-        constant == shape or prod(constant[:-1]) == 1 and prod(constant) in (1, shape[-1])
+    return (
+        constant is not None
+        and len(constant) <= len(shape)
+        and (constant == shape or (prod(constant[:-1]) == 1 and prod(constant) in (1, shape[-1])))
     )
 
 
@@ -237,9 +249,10 @@ class _Writer:
         sizes: dict[tuple[relax.Expr, int], tuple[int, int]] = {}
         for view in self.of.views.values():
             shape, image = static_shape(view.origin), view.image()
-            if shape is not None and image is not None and len(shape) == 4 and view.origin not in self.of.computed:
-                if (shape[0], shape[1]) == image[:2]:
-                    sizes.setdefault((self.of.root(view.origin), image[2]), shape[2:])
+            if view.origin in self.of.computed or shape is None or image is None:
+                continue
+            if len(shape) == 4 and shape[:2] == image[:2]:
+                sizes.setdefault((self.of.root(view.origin), image[2]), shape[2:])
         return sizes
 
     def _shape(self, root: relax.Expr, image: Image) -> tuple[int, ...]:
@@ -258,10 +271,15 @@ class _Writer:
             attrs = value.attrs
             rest = float(attrs.epsilon), bool(attrs.center), bool(attrs.scale)
             return self._emit(relax.op.nn.layer_norm(self._operand(args[0]), *args[1:], [1], *rest))
-        first = [self._constant(arg, static_shape(var) or (), shape) if isinstance(arg, GenericConst)
-                 else self._operand(arg) if isinstance(arg, relax.Var) and arg in self.of.views else arg
-                 for arg in args]
-        return self._emit(Call(value.op, first, value.attrs))
+        operands = [
+            self._constant(arg, shape)
+            if isinstance(arg, GenericConst)
+            else self._operand(arg)
+            if isinstance(arg, relax.Var) and arg in self.of.views
+            else arg
+            for arg in args
+        ]
+        return self._emit(Call(value.op, operands, value.attrs))
 
     def _operand(self, expr: relax.Expr) -> relax.Expr:
         """What an operator of a region reads, as an image."""
@@ -272,7 +290,8 @@ class _Writer:
         source = self.images.get(view.origin, view.origin)
         return source if static_shape(source) == shape else self._emit(relax.op.reshape(source, shape))
 
-    def _constant(self, constant: GenericConst, was: tuple[int, ...], shape: tuple[int, ...]) -> relax.Expr:
+    def _constant(self, constant: GenericConst, shape: tuple[int, ...]) -> relax.Expr:
+        """A constant operand, for images of ``shape``."""
         array = constant.value.numpy()
         if array.size == 1:
             return constant_of(array.reshape(()))

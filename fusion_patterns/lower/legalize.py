@@ -23,6 +23,7 @@ from ..place.needs import (
     ROW_RANK,
     SHUFFLE,
     NotPacked,
+    leading_moves,
     op_name,
     static_shape,
     tensor_args,
@@ -90,10 +91,16 @@ class _Legalizer:
         views = int(self.func.attrs[VIEWS_ATTR])
         self.margins = _margins(bindings[views:])
         self.fronts, between = fronts_of(bindings[views:])
+        moves = leading_moves(bindings[views:])
         for number, binding in enumerate(bindings):
-            if binding.var in between:
+            if binding.var in between or views <= number < views + moves - 1:
                 continue
-            value = self._view(binding) if number < views else self._binding(binding.var, binding.value)
+            if number < views:
+                value = self._view(binding)
+            elif number < views + moves:
+                value = self._move(bindings[views : number + 1])
+            else:
+                value = self._binding(binding.var, binding.value)
             self.values[binding.var] = value
         result = self._result(self.values[self.func.body.body])
         if not result.var.same_as(self.bindings[-1].var):
@@ -135,14 +142,10 @@ class _Legalizer:
         return self._compute(op, call, [self.values[arg] for arg in tensor_args(call)], shape, var)
 
     def _turn(self, call: Any, var: Any) -> _Value:
-        """Another order of axes: a plain tensor is packed as it is read, the result is written plain."""
+        """The result, written plain in another order of axes."""
         value, axes = self.values[call.args[0]], tuple(int(axis) for axis in call.attrs.axes)
         shape, dtype = static_shape(var), str(var.ty.dtype)
         assert shape is not None
-        if value.layout == PLAIN:
-            return self._emit(
-                lambda x: packed.pack(packed.turned(x, axes), DATA), [value], DATA, shape, dtype, masked=True
-            )
         return self._emit(lambda x: packed.unpack(x, axes), [value], PLAIN, shape, dtype, masked=True)
 
     def _shuffle(self, call: Any, var: Any) -> _Value:
@@ -170,6 +173,29 @@ class _Legalizer:
             return on_front(expression, list(operands), place, front.channels)
 
         return self._emit(tensor, values, DATA, shape, dtype, masked=False)
+
+    def _move(self, bindings: list[Any]) -> _Value:
+        """Reshapes and transpositions of a plain tensor as one look-up."""
+        source, last = bindings[0].value.args[0], bindings[-1].var
+        steps = [
+            (
+                static_shape(binding.value.args[0]) or (),
+                static_shape(binding.var) or (),
+                [int(axis) for axis in binding.value.attrs.axes or range(binding.var.ty.ndim)[::-1]]
+                if op_name(binding.value) == "relax.permute_dims"
+                else None,
+            )
+            for binding in bindings
+        ]
+        shape = steps[-1][1]
+        return self._emit(
+            lambda x: packed.move(x, steps),
+            [self.values[source]],
+            DATA,
+            shape,
+            str(last.ty.dtype),
+            masked=False,
+        )
 
     def _compute(self, op: str, call: Any, values: list[_Value], shape: tuple[int, ...], var: Any) -> _Value:
         """One op on packed operands."""

@@ -99,7 +99,9 @@ def choose_norm(shape: tuple[int, ...], max_threads: int, tiles: Tiles, *, convo
     shares = divisor(channels, MOST_SHARES) if tiles.split > 1 else 1
     room = tiles.local_bytes // (TEXEL_BYTES * (channels + shares + 2))
     if room == 0:
-        raise ValueError(f"{channels * LANES} channels of a pixel take more than {tiles.local_bytes} bytes of local memory")
+        raise ValueError(
+            f"{channels * LANES} channels of a pixel take more than {tiles.local_bytes} bytes of local memory"
+        )
     most = tiles.accumulators if convolves else 1
     texels = batch * channels * height * width
     columns = [
@@ -173,7 +175,7 @@ def schedule_norm(
 
 def _tell_off(sch: s_tir.Schedule, loops: list[Any], threads: int) -> Any:
     """Tell the rounds of loops off to the threads of a group; returns the innermost loop around the rest."""
-    several, thread = sch.split(sch.fuse(*loops), [None, threads])
+    _, thread = sch.split(sch.fuse(*loops), [None, threads])
     sch.bind(thread, "threadIdx.x")
     return thread
 

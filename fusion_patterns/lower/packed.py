@@ -8,7 +8,7 @@ matter here: the composite's result is masked once, at its end (:func:`mask`).
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
@@ -26,10 +26,10 @@ __all__ = [
     "elementwise",
     "gather",
     "mask",
+    "move",
     "pack",
     "resize2d",
     "shuffle",
-    "turned",
     "unpack",
 ]
 
@@ -124,16 +124,6 @@ def pack(value: Packed, name: str) -> te.Tensor:
         return tirx.Select(tirx.all(*inside), element, zero) if inside else element
 
     return te.compute(kind.packed_shape(source), packed, name="pack")
-
-
-def turned(value: Packed, axes: tuple[int, ...]) -> Packed:
-    """A plain tensor with its axes in the order ``axes``, as ``permute_dims`` gives it."""
-    shape = tuple(value.shape[axis] for axis in axes)
-
-    def source(*index: Any) -> Any:
-        return value.tensor[tuple(index[axes.index(axis)] for axis in range(len(axes)))]
-
-    return replace(value, tensor=te.compute(shape, source, name="turn"), shape=shape)
 
 
 def unpack(value: Packed, axes: tuple[int, ...] = ()) -> te.Tensor:
@@ -236,6 +226,31 @@ def shuffle(data: Packed, groups: int) -> te.Tensor:
         return gather(data.tensor, b, source, y, x)
 
     return te.compute(data.tensor.shape, gathered, name="shuffle")
+
+
+def move(data: Packed, steps: list[tuple[tuple[int, ...], tuple[int, ...], list[int] | None]]) -> te.Tensor:
+    """A plain tensor after reshapes and transpositions, the last of which gives it the shape (N, C, H, W).
+
+    ``steps``: of each the shape before, the shape after, and the axes of a transposition or None for a reshape.
+    """
+    n, channels, height, width = steps[-1][1]
+
+    def gathered(b: Any, c: Any, y: Any, x: Any, lane: Any) -> Any:
+        index: list[Any] = [b, _within(c * LANES + lane, channels), y, x]
+        for before, after, axes in reversed(steps):
+            if axes is not None:
+                index = [index[axes.index(axis)] for axis in range(len(axes))]
+                continue
+            place: Any = 0
+            for number, dim in zip(index, after, strict=True):
+                place = place * dim + number
+            index = []
+            for dim in reversed(before):
+                index.insert(0, place % dim)
+                place = place // dim
+        return data.tensor[tuple(index)]
+
+    return te.compute((n, blocks(channels), height, width, LANES), gathered, name="move")
 
 
 def resize2d(data: Packed, attrs: Any, size: tuple[int, int]) -> te.Tensor:

@@ -11,7 +11,16 @@ from tvm import te, tirx
 from .convolution import padding_of, zero_pad
 from .packed import LANES, Packed, blocks
 
-__all__ = ["REACH", "STRIDES", "adaptive_pool", "channel_pool", "global_pool", "pads_of", "pool2d", "window_max"]
+__all__ = [
+    "REACH",
+    "STRIDES",
+    "adaptive_pool",
+    "channel_pool",
+    "global_pool",
+    "pads_of",
+    "pool2d",
+    "window_max",
+]
 
 REACH, STRIDES = "fusion_patterns.reach", "fusion_patterns.strides"
 """Of :func:`window_max`: how many rows and columns a window spans, and how far apart windows begin."""

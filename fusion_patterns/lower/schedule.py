@@ -350,7 +350,7 @@ class _Kernel:
         data = next(iter(sch.get_producers(sums[0])), None)
         kept = [block for block in (data, *pads) if block is not None]
         names = {str(sch.get(block).name_hint) for block in kept}
-        stages = []
+        stages: list[Any] = []
         for block in reversed(self.blocks[:-1]):
             name = str(sch.get(block).name_hint)
             if self._is_reduction(block) or name in names:

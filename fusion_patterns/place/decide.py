@@ -35,7 +35,7 @@ from .decision import (
     composites_of,
     source_shape,
 )
-from .layouts import DATA, LANES, PLAIN, layout
+from .layouts import DATA, PLAIN, layout
 from .limits import FOLDINGS, TextureLimits
 from .needs import NotPacked, needs_of, op_name
 from .profiles import Profile, profile_for
@@ -182,6 +182,9 @@ class _Decision:
         scope = FOLDINGS[0] if self.limits.textures else GLOBAL
         flows = {value: self._flow(caller, value) for value in caller.values if not _is_constant(value)}
         gains = {callee: self._gain(callee, scope) for callee in sorted(free)}
+        for value, callee in caller.made.items():
+            if callee in free and self._is_plain_only(caller, value):
+                gains[callee] = -1
         balance = Balance(flows, fixed, free, gains, self.placement.profile, scope)
         self.placement.balances[name] = balance
         written = {callee: var for var, callee in caller.made.items()}
@@ -273,6 +276,11 @@ class _Decision:
             return True
         uses = caller.uses.get(value, [])
         return layout(DATA).is_view(shape) or any(self._operand(use).layout == DATA for use in uses)
+
+    def _is_plain_only(self, caller: _Caller, value: Any) -> bool:
+        """Whether all that a composite reads and writes is plain: its kernel would be no better than stock's."""
+        operands = self.placement.needs[caller.made[value]].operands
+        return not any(o.layout == DATA for o in operands) and not self._is_read_packed(caller, value)
 
     def _is_packed_only(self, callee: str) -> bool:
         kernel = str(self.composites[callee].attrs.get("fusion_patterns.kernel", ""))

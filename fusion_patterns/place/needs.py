@@ -14,13 +14,14 @@ from typing import Any
 
 from tvm import relax
 
-from .layouts import CHANNEL_VECTOR, DATA, DENSE, DEPTHWISE, PLAIN, TRANSPOSED, WEIGHT
+from .layouts import CHANNEL_VECTOR, DATA, DENSE, DEPTHWISE, LANES, PLAIN, TRANSPOSED, WEIGHT
 
 __all__ = [
     "ELEMENTWISE",
     "Needs",
     "NotPacked",
     "Operand",
+    "leading_moves",
     "needs_of",
     "op_name",
     "replace_tensor_args",
@@ -41,9 +42,9 @@ ELEMENTWISE = frozenset(f"relax.{name}" for name in _ELEMENTWISE.split())
 SHUFFLE_STEPS = ("relax.reshape", "relax.permute_dims", "relax.reshape")
 SHUFFLE = frozenset(SHUFFLE_STEPS)
 CHANNEL_POOL_STEPS = ("relax.expand_dims", "relax.nn.avg_pool3d", "relax.squeeze")
-_MOVES = SHUFFLE | frozenset(CHANNEL_POOL_STEPS)
+_MOVED = SHUFFLE | frozenset(CHANNEL_POOL_STEPS)
+MOVES = frozenset(("relax.reshape", "relax.permute_dims"))
 FLATTENS = frozenset(("relax.reshape", "relax.squeeze", "relax.nn.batch_flatten"))
-LANES = 4
 ROW_RANK = 2
 
 
@@ -187,16 +188,19 @@ def needs_of(func: Any) -> Needs:
     bindings = [b for block in func.body.blocks for b in block.bindings]
     if not bindings:
         raise NotPacked("the composite is empty", "")
+    moves = leading_moves(bindings)
+    if moves:
+        _move(reader, bindings[moves - 1], bindings[0])
     for number, binding in enumerate(bindings):
         call, name = binding.value, str(binding.var.name)
-        if isinstance(call, relax.Var):
+        if isinstance(call, relax.Var) or number < moves:
             continue
         shape = static_shape(binding.var)
         op = op_name(call)
         if shape is not None and len(shape) == ROW_RANK:
             _row(reader, number, binding, op, shape)
             continue
-        if op in _MOVES and shape is not None:
+        if op in _MOVED and shape is not None:
             _moved(reader, number, bindings, func.body.body)
             continue
         if shape is None or len(shape) != 4:
@@ -269,19 +273,39 @@ def _is_turn(call: Any) -> bool:
 
 
 def _turn(reader: _Reader, number: int, binding: Any, is_result: bool) -> None:
-    """An image in another order of axes: read plain, or written plain as the composite's result."""
+    """The composite's result in another order of axes, written plain."""
     var, name = binding.var, str(binding.var.name)
-    (data,) = tensor_args(binding.value)
-    if data in reader.number:
-        reader.read(number, 0, data, PLAIN, name)
-        return
     if not is_result:
         raise NotPacked(f"`{name}` changes the order of axes inside of the composite", name)
-    channels = (static_shape(data) or ())[1]
+    channels = (static_shape(binding.value.args[0]) or ())[1]
     if channels > LANES and channels % LANES:
         # no loop with a guard can be tiled
         raise NotPacked(f"the last block of {channels} channels would guard what `{name}` writes", name)
     reader.turned.add(var)
+
+
+def leading_moves(bindings: list[Any]) -> int:
+    """How many reshapes and transpositions a composite begins with, if the first is a transposition."""
+    if not bindings or op_name(bindings[0].value) != "relax.permute_dims":
+        return 0
+    count = 1
+    while (
+        count < len(bindings)
+        and op_name(bindings[count].value) in MOVES
+        and bindings[count].value.args[0].same_as(bindings[count - 1].var)
+    ):
+        count += 1
+    return count
+
+
+def _move(reader: _Reader, last: Any, first: Any) -> None:
+    """A tensor of any rank as the module has it, moved into the order of an image."""
+    name, shape = str(last.var.name), static_shape(last.var)
+    if shape is None or len(shape) != 4:
+        raise NotPacked(f"`{name}` is moved to no tensor of four static dimensions", name)
+    if str(last.var.ty.dtype) not in ("float32", "float16"):
+        raise NotPacked(f"{last.var.ty.dtype} is not moved into packed layout", name)
+    reader.read(0, 0, first.value.args[0], PLAIN, name)
 
 
 def _shuffle(reader: _Reader, number: int, call: Any, bindings: list[Any], name: str) -> None:

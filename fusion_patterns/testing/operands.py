@@ -144,7 +144,7 @@ class Operands:
             self.natural(slots[0], len(layout) or 4, layout)
         shape = self.draft.shape(str(slots[0].value))
         if kind is Kind.NORMALISATION:
-            return self._normalisation(op, slots, shape)
+            return self._normalisation(op, slots, shape, label)
         if len(slots) > 1:
             raise Infeasible(f"no operands for {op}")
         attrs = self._attributes(op, shape, label, layout)
@@ -267,19 +267,20 @@ class Operands:
                 self._tensor(slot, (*shape[:place], size, *shape[place + 1 :]), constants=(False,))
         return {"axis": axis}
 
-    def _normalisation(self, op: str, slots: list[Slot], shape: Shape) -> dict[str, Any]:
+    def _normalisation(self, op: str, slots: list[Slot], shape: Shape, label: str) -> dict[str, Any]:
         if op in ("nn.softmax", "nn.log_softmax"):
             return {"axis": -1}
         if op == "nn.batch_norm":
             raise Infeasible("no instances of operators with several results")
-        along = shape[-1] if op in ("nn.layer_norm", "nn.rms_norm") else shape[1]
+        axes = self._attr(label, "axes", ([-1],)) if op in ("nn.layer_norm", "nn.rms_norm") else [1]
+        along = shape[axes[0]]
         for slot in slots[1:]:
             if slot.value is None:
                 self._tensor(slot, (along,), constants=(True, False))
         rest = list(range(2, len(shape)))
         if op == "nn.group_norm":
             return {"num_groups": 1, "channel_axis": 1, "axes": rest}
-        return {"channel_axis": 1, "axes": rest} if op == "nn.instance_norm" else {"axes": [-1]}
+        return {"channel_axis": 1, "axes": rest} if op == "nn.instance_norm" else {"axes": list(axes)}
 
     def _attributes(self, op: str, shape: Shape, label: str, layout: str) -> dict[str, Any]:
         """Attributes of an operator that takes one tensor."""
