@@ -1,6 +1,7 @@
 """Times on an OpenCL device: ours beside stock TVM, one device, one run, event times, all variants interleaved.
 
     python -m bench.device prepare FOLDER [--profile nvidia-opencl] [--networks A,B]   needs TVM
+    python -m bench.device prepare FOLDER --networks layers --variants ours           needs TVM
     python -m bench.device measure FOLDER [--device D] [--repeats 10] [--json FILE]   needs NumPy and pyopencl
     python -m bench.device compile-time [--profile pocl] [--networks A,B]             needs TVM
 
@@ -42,20 +43,24 @@ class Refusal(FusionPatternsError):
 
 
 def importers(networks: list[str]) -> dict[str, Callable[[], Any]]:
-    """By name of a network of the corpus what imports it as a Relax module.
+    """By name of a network of the corpus, or of a large layer, what makes a Relax module of it.
 
-    Raises :class:`Refusal` for a name that the corpus has not.
+    ``layers`` stands for all large layers. Raises :class:`Refusal` for a name that neither has.
     """
     import networks as corpus  # type: ignore[import-not-found]
 
+    from bench.layers import LAYERS
+
+    names = [one for name in networks for one in (LAYERS if name == "layers" else (name,))]
     entries = corpus.corpus()
-    if unknown := [name for name in networks if name not in entries]:
+    if unknown := [name for name in names if name not in entries and name not in LAYERS]:
         raise Refusal(f"--networks: the corpus has no {', '.join(unknown)}; its names are in networks.toml")
-    return {name: partial(corpus.import_network, entries[name]) for name in networks}
+    return {name: LAYERS.get(name) or partial(corpus.import_network, entries[name]) for name in names}
 
 
 def prepare(folder: Path, networks: list[str], profile: str | None, variants: list[str]) -> None:
     """Build every variant of every network into packs; what stock refuses is written down."""
+    from bench.layers import LAYERS, layer_table
     from bench.packs import write_pack, write_whole
     from bench.variants import build_variant
 
@@ -72,7 +77,8 @@ def prepare(folder: Path, networks: list[str], profile: str | None, variants: li
             reasons = refused.setdefault(network, {})
             reasons.pop(variant, None)
             try:
-                manifest = build_variant(variant, mod, profile)
+                table = layer_table(network) if network in LAYERS else None
+                manifest = build_variant(variant, mod, profile, table)
             except BuildError as error:
                 reasons[variant] = str(error)
                 pack.unlink(missing_ok=True)  # one of an earlier build
@@ -194,7 +200,9 @@ def parser() -> argparse.ArgumentParser:
     times = commands.add_parser("compile-time", help="CPU seconds to OpenCL C, ours and stock's (needs TVM)")
     for command, default in ((build, NETWORKS), (times, COMPILED)):
         command.add_argument(
-            "--networks", default=",".join(default), help="names from the corpus, with commas between"
+            "--networks",
+            default=",".join(default),
+            help="names from the corpus, with commas between; `layers`: large memory-bound layers",
         )
         command.add_argument("--profile", help="a device profile for our kernels")
     run = commands.add_parser("measure", help="time what was prepared")

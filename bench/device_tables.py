@@ -6,7 +6,7 @@ import re
 from math import exp, log
 from typing import Any
 
-__all__ = ["CLASSES", "VARIANTS", "class_of", "fractions", "row", "table"]
+__all__ = ["CLASSES", "LAYER", "VARIANTS", "class_of", "fractions", "row", "table"]
 
 VARIANTS = ("ours", "ours-textures", "ours-buffers", "stock-buffers", "stock-texture")
 PEERS = ("stock-buffers", "stock-texture")
@@ -30,6 +30,8 @@ WORDS = {
     "minimum cast",
 }
 CLASSES = (*WORDS, "other")
+LAYER = "layer_"
+"""The name of a module that is one layer (see :mod:`bench.layers`) begins with this; the rest is its row's name."""
 MEMORY_BOUND = ("pooling", "concat", "resize", "conversion", "elementwise")
 ABOVE_FLOOR = 3.0
 AT_FLOOR = 2.0
@@ -122,17 +124,24 @@ def head(*cells: str, numbers: int = 1) -> list[str]:
 
 def table(result: dict[str, Any]) -> str:
     """All results of a run."""
+    layers = {name: variants for name, variants in result["networks"].items() if name.startswith(LAYER)}
+    result = {**result, "networks": {k: v for k, v in result["networks"].items() if k not in layers}}
     lines = [
         f"{result['device']}, {result['platform']}, driver {result['driver']}; medians of {result['repeats']} runs.",
         "",
-        *head(*HEAD),
-        *(row(network, variants) for network, variants in result["networks"].items()),
-        line("geometric mean", "", *(mean_ratio(result, name) for name in VARIANTS[1:])),
-        "",
-        *by_class(result),
-        "",
-        *beside_limits(result),
     ]
+    if result["networks"]:
+        lines += [
+            *head(*HEAD),
+            *(row(network, variants) for network, variants in result["networks"].items()),
+            line("geometric mean", "", *(mean_ratio(result, name) for name in VARIANTS[1:])),
+            "",
+            *by_class(result),
+            "",
+        ]
+    lines += beside_limits(result)
+    if layers:
+        lines += ["", *of_copy(layers, result["limits"])]
     if refused := [
         f"- {network}, {variant}: {reason}"
         for network, reasons in result["refused"].items()
@@ -176,18 +185,21 @@ def beside_limits(result: dict[str, Any]) -> list[str]:
     lines = [
         f"Limits, measured in the same run: copy {limits['copy'] / 1e9:.0f} GB/s (read and written), float32 peak "
         f"{limits['peak'] / 1e12:.2f} TFLOP/s, an empty kernel {limits['floor'] * 1e6:.1f} us.",
-        "",
-        *head(
-            "network",
-            "3x3 convolutions, of peak: best",
-            "median by time",
-            "memory-bound kernels, of copy: best",
-            "mean by time",
-            "their share of the time",
-            "launches at the floor",
-            "their share of the time",
-        ),
     ]
+    if result["networks"]:
+        lines += [
+            "",
+            *head(
+                "network",
+                "3x3 convolutions, of peak: best",
+                "median by time",
+                "memory-bound kernels, of copy: best",
+                "mean by time",
+                "their share of the time",
+                "launches at the floor",
+                "their share of the time",
+            ),
+        ]
     for network, variants in result["networks"].items():
         if "ours" in variants:
             part = fractions(variants["ours"]["kernels"], limits)
@@ -200,6 +212,29 @@ def beside_limits(result: dict[str, Any]) -> list[str]:
                     percent(part["floor_time"]),
                 )
             )
+    return lines
+
+
+def of_copy(layers: dict[str, dict[str, Any]], limits: dict[str, float]) -> list[str]:
+    """The bandwidth that the kernel of each large layer reaches: bytes that it must move, each once, by its time."""
+    lines = head("large layer", "variant", "MB", "us", "GB/s", "of copy", numbers=2)
+    for name, variants in layers.items():
+        label = name.removeprefix(LAYER)
+        for variant, figures in variants.items():
+            for kernel in figures["kernels"]:
+                if kernel["label"] == label and kernel.get("bytes") and kernel["ms"] > 0:
+                    each = kernel["ms"] / 1e3 / kernel["count"]
+                    rate = kernel["bytes"] / each
+                    lines.append(
+                        line(
+                            label,
+                            variant,
+                            f"{kernel['bytes'] / 1e6:.0f}",
+                            f"{each * 1e6:.1f}",
+                            f"{rate / 1e9:.0f}",
+                            percent(rate / limits["copy"]),
+                        )
+                    )
     return lines
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import tvm
 from tvm import relax
 
+from bench.stock_texture import repaired_kernels
 from bench.work import work_of
 from fusion_patterns import tvm_compat
 from fusion_patterns.compiled import CompiledModule
@@ -32,20 +33,20 @@ from fusion_patterns.table.model import Scope
 __all__ = ["VARIANTS", "build_variant"]
 
 
-def ours(mod: tvm.IRModule, profile: str | None = None) -> Manifest:
+def ours(mod: tvm.IRModule, profile: str | None = None, table: Table | None = None) -> Manifest:
     """The product as it is."""
-    return with_work(compile_module(mod, profile=profile))
+    return with_work(compile_module(mod, table=table, profile=profile))
 
 
-def ours_textures(mod: tvm.IRModule, profile: str | None = None) -> Manifest:
+def ours_textures(mod: tvm.IRModule, profile: str | None = None, table: Table | None = None) -> Manifest:
     """The product with every wish for a texture granted."""
     chosen = as_profile(profile, as_target()).model_copy(update={"textures": True})
-    return with_work(compile_module(mod, profile=chosen))
+    return with_work(compile_module(mod, table=table, profile=chosen))
 
 
-def ours_buffers(mod: tvm.IRModule, profile: str | None = None) -> Manifest:
+def ours_buffers(mod: tvm.IRModule, profile: str | None = None, table: Table | None = None) -> Manifest:
     """The same composites, all scopes global."""
-    return with_work(compile_module(mod, table=without_textures(load_table()), profile=profile))
+    return with_work(compile_module(mod, table=without_textures(table or load_table()), profile=profile))
 
 
 def with_work(compiled: CompiledModule) -> Manifest:
@@ -63,7 +64,7 @@ def without_textures(table: Table) -> Table:
     return table.model_copy(update={"patterns": tuple(rows)})
 
 
-def stock_buffers(mod: tvm.IRModule, profile: str | None = None) -> Manifest:
+def stock_buffers(mod: tvm.IRModule, profile: str | None = None, table: Table | None = None) -> Manifest:
     """Stock fusion and dlight schedules on the normalised module, in plain buffers."""
     target = as_target()
     with target:
@@ -82,9 +83,9 @@ def stock_buffers(mod: tvm.IRModule, profile: str | None = None) -> Manifest:
     return build_manifest(fused, lowered.funcs, lowered.labels, name="stock-buffers", target="opencl")
 
 
-def stock_texture(mod: tvm.IRModule, profile: str | None = None) -> Manifest:
-    """Stock's Adreno texture pipeline on the normalised module, only the texture store repaired."""
-    done, lowered = stock_kernels(normalise(mod), as_target())
+def stock_texture(mod: tvm.IRModule, profile: str | None = None, table: Table | None = None) -> Manifest:
+    """Stock's Adreno texture pipeline on the normalised module, with its correctness faults repaired."""
+    done, lowered = repaired_kernels(normalise(mod))
     names = sorted(lowered)
     return build_manifest(
         done, lowered, {name: name for name in names}, name="stock-texture", target="opencl"
@@ -115,7 +116,7 @@ def _raise(faults: dict[str, str]) -> None:
         raise BuildError(f"kernel `{name}`: {reason}")
 
 
-VARIANTS: dict[str, Callable[[tvm.IRModule, str | None], Manifest]] = {
+VARIANTS: dict[str, Callable[[tvm.IRModule, str | None, Table | None], Manifest]] = {
     "ours": ours,
     "ours-textures": ours_textures,
     "ours-buffers": ours_buffers,
@@ -124,7 +125,12 @@ VARIANTS: dict[str, Callable[[tvm.IRModule, str | None], Manifest]] = {
 }
 
 
-def build_variant(name: str, mod: tvm.IRModule, profile: str | None = None) -> Manifest:
-    """Build one variant of a network. Raises :class:`BuildError` where stock can't."""
+def build_variant(
+    name: str, mod: tvm.IRModule, profile: str | None = None, table: Table | None = None
+) -> Manifest:
+    """Build one variant of a network. ``table``: ours with this one, not the built-in.
+
+    Raises :class:`BuildError` where stock can't.
+    """
     tvm_compat.prepare()
-    return VARIANTS[name](mod, profile)
+    return VARIANTS[name](mod, profile, table)
