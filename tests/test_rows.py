@@ -82,6 +82,11 @@ def pyramid(emit: Any, value: Any, *channels: int) -> Any:
     return emit(op.concat(large, axis=1)) if len(large) > 1 else large[0]
 
 
+def group_norm(emit: Any, value: Any, groups: int, axes: tuple[int, int] = (2, 3)) -> Any:
+    vectors = [const((int(value.ty.shape.values[1]),), seed) for seed in (31, 32)]
+    return emit(nn.group_norm(value, *vectors, num_groups=groups, channel_axis=1, axes=list(axes)))
+
+
 def scaled(emit: Any, value: Any) -> Any:
     channels = int(value.ty.shape.values[1])
     return emit(nn.relu(emit(op.multiply(value, const((1, channels, 1, 1), 6)))))
@@ -503,6 +508,17 @@ CASES: dict[str, dict[str, Callable[[], tvm.IRModule]]] = {
             lambda e, x: conv(e, epilogue(e, normed(e, depthwise(e, conv(e, x, 10))), 10), 8), (2, 8, 7, 9)
         ),
         "7x7": between(lambda e, v: normed(e, conv(e, v, 8, 7, groups=8, padding=[3, 3]))),
+    },
+    "group_norm.chain": {
+        "four groups, relu": between(lambda e, v: e(nn.relu(group_norm(e, v, 4))), 16),
+        "one group": between(lambda e, v: group_norm(e, v, 1), 12),
+        "x * sigmoid(x)": between(lambda e, v: epilogue(e, group_norm(e, v, 2), 16), 16),
+        "two images of few pixels, erf, written plain": after(
+            lambda e, x: e(op.erf(group_norm(e, conv(e, x, 8, 3, **SAME), 2))), (2, 3, 5, 7)
+        ),
+        "many pixels, residual": read_on(
+            lambda e, x: e(op.add(group_norm(e, conv(e, x, 8), 1), x)), (1, 8, 36, 40)
+        ),
     },
     "concat.chain": {
         "two parts": joined(lambda e, v: parts(e, v, 8, 8)),

@@ -42,6 +42,7 @@ ROWS = [
     "global_pool.adaptive",
     "layer_norm.chain",
     "layer_norm.depthwise",
+    "group_norm.chain",
     "concat.chain",
     "concat.resized",
     "concat.resized.three",

@@ -34,6 +34,7 @@ from .convolution import conv2d, conv2d_transpose
 from .dense import dense, elementwise_rows
 from .front import Front, fronts_of, on_front
 from .norm import layer_norm
+from .normalisation import group_norm
 from .packed import Packed
 from .pooling import adaptive_pool, channel_pool, global_pool, pads_of, pool2d, window_max
 from .scalars import scalar_expression
@@ -312,6 +313,9 @@ _EMITTERS: dict[str, _Emitter] = {
     ),
     "relax.nn.adaptive_avg_pool2d": lambda x, call, shape, dtype: adaptive_pool(x[0], (shape[2], shape[3])),
     "relax.mean": lambda x, call, shape, dtype: global_pool(x[0]),
+    "relax.nn.group_norm": lambda x, call, shape, dtype: group_norm(
+        x[0], x[1], x[2], int(call.attrs.num_groups), float(call.attrs.epsilon)
+    ),
     "relax.matmul": lambda x, call, shape, dtype: dense(x[0], x[1], dtype),
     "relax.nn.layer_norm": lambda x, call, shape, dtype: layer_norm(x[0], x[1], x[2], call.attrs, dtype),
     "relax.concat": lambda x, call, shape, dtype: packed.concat(x),

@@ -19,6 +19,7 @@ __all__ = [
     "global_pool",
     "pads_of",
     "pool2d",
+    "wide_of",
     "window_max",
 ]
 
@@ -43,7 +44,7 @@ def pool2d(data: Packed, attrs: Any, size: tuple[int, int], kind: str) -> te.Ten
     ky, kx = te.reduce_axis((0, kernel[0]), "ky"), te.reduce_axis((0, kernel[1]), "kx")
     shape = (n, int(data.tensor.shape[1]), size[0], size[1], LANES)
     combine = te.max if kind == "max" else te.sum
-    wide = data.dtype if kind == "max" else _wide(data.dtype)
+    wide = data.dtype if kind == "max" else wide_of(data.dtype)
 
     def window(b: Any, c: Any, y: Any, x: Any, lane: Any) -> Any:
         row, column = y * stride[0] + ky * dilation[0], x * stride[1] + kx * dilation[1]
@@ -133,7 +134,7 @@ def global_pool(data: Packed) -> te.Tensor:
     n, _, height, width = data.shape
     y, x = te.reduce_axis((0, height), "ky"), te.reduce_axis((0, width), "kx")
     shape = (n, int(data.tensor.shape[1]), 1, 1, LANES)
-    wide = _wide(data.dtype)
+    wide = wide_of(data.dtype)
     total = te.compute(
         shape,
         lambda b, c, i, j, lane: te.sum(data.tensor[b, c, y, x, lane].astype(wide), axis=[y, x]),
@@ -156,7 +157,7 @@ def adaptive_pool(data: Packed, size: tuple[int, int]) -> te.Tensor:
     longest = [max(_length(i, *axis) for i in range(axis[0])) for axis in axes]
     ky, kx = te.reduce_axis((0, longest[0]), "ky"), te.reduce_axis((0, longest[1]), "kx")
     shape = (n, int(data.tensor.shape[1]), *size, LANES)
-    wide = _wide(data.dtype)
+    wide = wide_of(data.dtype)
 
     def window(b: Any, c: Any, y: Any, x: Any, lane: Any) -> Any:
         places, inside = [], []
@@ -191,7 +192,7 @@ def channel_pool(data: Packed, attrs: Any) -> te.Tensor:
     n, count, height, width, _ = (int(d) for d in data.tensor.shape)
     # a window is read by whole blocks, the same ones for all lanes
     front, back = blocks(before), blocks(size - 1 - before)
-    wide = _wide(data.dtype)
+    wide = wide_of(data.dtype)
 
     def padded(b: Any, c: Any, y: Any, x: Any, lane: Any) -> Any:
         inside = tirx.all(c >= front, c < count + front)
@@ -216,5 +217,6 @@ def _length(i: Any, out: int, full: int) -> Any:
     return ((i + 1) * full + out - 1) // out - i * full // out
 
 
-def _wide(dtype: str) -> str:
+def wide_of(dtype: str) -> str:
+    """The element type in which numbers of ``dtype`` are summed."""
     return "float32" if dtype == "float16" else dtype

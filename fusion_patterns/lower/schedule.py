@@ -22,6 +22,7 @@ from ..place.profiles import Tiles
 from .guards import guard_lanes, without_guard
 from .local_memory import check_local_memory
 from .norm import SUMS, choose_norm, schedule_norm
+from .normalisation import GROUP_NORM
 from .pooled import schedule_pooled
 from .pooling import REACH, STRIDES
 from .split import REDUCE, inside, split_sums
@@ -37,7 +38,7 @@ from .tiles import (
     divisor,
 )
 from .tuned import Space, TileFault
-from .vectors import Sum, schedule_vectors
+from .vectors import Sum, schedule_groups, schedule_vectors
 from .windows import Windows, choose_cut, schedule_windows
 
 __all__ = ["KERNEL_ATTR", "PackedKernel", "schedule_packed", "tile_space"]
@@ -53,6 +54,8 @@ DENSE = "dense"
 NORM_PARTS = ("norm_mean", "norm_scale")
 UNPACK = "unpack"
 FEW_SHARES = 8
+FEWEST_THREADS = 32
+"""A work group of fewer would sum for long."""
 MOST_COPIES = 3
 MAX_KERNEL_ROW = 5  # a thread slides such a kernel over an input row that it keeps in registers
 
@@ -108,7 +111,7 @@ def tile_space(
 
 def _kernel(func: Any, max_threads: int, tile: Tile | None, lanes_apart: bool, tiles: Tiles) -> _Kernel:
     kernel = _Kernel(s_tir.Schedule(func), max_threads, tile, lanes_apart, tiles)
-    if not (kernel.has_few_results() or kernel.norm_sums() or kernel.maxima):
+    if not (kernel.has_few_results() or kernel.norm_sums() or kernel.maxima or kernel.normalises()):
         return kernel
     # casts between indices of two widths would hide from TVM what a thread reads
     narrow = tirx.transform.ForceNarrowIndexToInt32()(IRModule({"main": func}))["main"]
@@ -145,6 +148,8 @@ class _Kernel:
 
     def _run(self) -> s_tir.Schedule:
         sch, few = self.sch, self.has_few_results()
+        if self.normalises():
+            return self._normalised()
         unpack = self.blocks.pop() if self.is_plain else None
         last = self.blocks[-1]
         if self.norm_sums():
@@ -313,6 +318,47 @@ class _Kernel:
                 self._cache(share, 1, loop)
 
         return Sum(block, 2 if name.startswith(POOLS) else 1, split, read)
+
+    # A norm over groups of channels --------------------------------------------------------------------------
+
+    def normalises(self) -> bool:
+        """Whether the kernel normalises groups of channels."""
+        return any(str(self.sch.get(block).name_hint).startswith(GROUP_NORM) for block in self.reductions)
+
+    def _normalised(self) -> s_tir.Schedule:
+        """A work group has a group of channels: see :func:`.vectors.schedule_groups`."""
+        sch = self.sch
+        unpack = self.blocks.pop() if self.is_plain else None
+        parts = [block for block in self.blocks if str(sch.get(block).name_hint).startswith(GROUP_NORM)]
+        names = {str(sch.get(block).name_hint) for block in parts}
+        self.blocks = [block for block in self.blocks if str(sch.get(block).name_hint) not in names]
+        last = self.blocks[-1]
+        stages = self._inline([])
+        if self.lanes_apart:
+            stages.append(last)
+            last = sch.cache_write(last, 0, "local")
+        groups = self._shape(self.reductions[0])[1]
+        texels = prod(self._shape(last)[1:4]) // groups
+        threads = divisor(texels, min(self.max_threads, self.tiles.local_bytes // (2 * TEXEL_BYTES)))
+        if threads < min(FEWEST_THREADS, texels):
+            raise ValueError(f"{texels} texels of a group of channels can't be shared evenly by many threads")
+        if unpack is not None:
+            sch.reverse_compute_inline(unpack)
+
+        def read(share: Any, loop: Any) -> None:
+            self._cache(share, 0, loop)
+
+        sums = [Sum(block, 3, threads, read) if self._is_reduction(block) else block for block in parts]
+        schedule_groups(
+            sch,
+            last,
+            sums,
+            groups,
+            lambda loop: self._finish(stages, loop),
+            plain=self.is_plain,
+            apart=self.lanes_apart,
+        )
+        return sch
 
     # A convolution whose image is averaged -----------------------------------------------------------------
 

@@ -20,7 +20,7 @@ from .packed import LANES
 from .split import REDUCE, inside
 from .tiles import Tile, divisor
 
-__all__ = ["Sum", "schedule_vectors"]
+__all__ = ["Sum", "schedule_groups", "schedule_vectors"]
 
 MANY = 16
 """More shares than these are added up in two steps."""
@@ -56,6 +56,26 @@ def schedule_vectors(
     _Vectors(sch, tile, apart).run(last, stages)
 
 
+def schedule_groups(
+    sch: s_tir.Schedule,
+    last: Any,
+    stages: list[Sum | Any],
+    groups: int,
+    finish: Callable[[Any], None],
+    *,
+    plain: bool = False,
+    apart: bool = False,
+) -> None:
+    """Schedule a kernel of sums over groups of channels.
+
+    As :func:`schedule_vectors`, but ``last`` writes an image, (N, C/4, H, W, 4), and a work group computes one of so
+    many ``groups`` of its channels, sums and result. ``finish`` places what the epilogue keeps in registers, given the
+    loop over a thread's texels; ``plain``: the result is stored lane by lane. All sums are split alike, evenly.
+    """
+    threads = max(stage.split for stage in stages if isinstance(stage, Sum))
+    _Vectors(sch, Tile(1, 1, 1, (1, 1, 1), threads), apart).run_image(last, stages, groups, finish, plain)
+
+
 class _Vectors:
     def __init__(self, sch: s_tir.Schedule, tile: Tile, apart: bool) -> None:
         self.sch, self.apart = sch, apart
@@ -68,6 +88,29 @@ class _Vectors:
         final = max(number for number, stage in enumerate(stages) if isinstance(stage, Sum))
         loops = self._groups(last)
         row = len(loops) == 1
+        self._stages(stages, steps, final)
+        self._tell_off(loops, own=True, row=row)
+
+    def run_image(
+        self, last: Any, stages: list[Sum | Any], groups: int, finish: Callable[[Any], None], plain: bool
+    ) -> None:
+        sch = self.sch
+        steps = [self._cut(stage) if isinstance(stage, Sum) else [] for stage in stages]
+        batch, channel, y, x, lane = sch.get_loops(last)
+        number, channel = sch.split(channel, [groups, None])
+        self.group = sch.fuse(batch, number)
+        sch.bind(self.group, "blockIdx.x")
+        (sch.unroll if plain else sch.vectorize)(lane)
+        # the threads share the texels evenly, so this guards nothing
+        several, thread = sch.split(sch.fuse(channel, y, x), [None, self.split])
+        sch.reorder(thread, several)
+        sch.bind(thread, "threadIdx.x")
+        finish(several)
+        self._stages(stages, steps, final=0)
+
+    def _stages(self, stages: list[Sum | Any], steps: list[list[Any]], final: int) -> None:
+        """Place what a group computes in local memory, and tell it off to threads; ``final``: the last sum's number."""
+        sch = self.sch
         # Consumers before what they read: a block can only be placed where all of its readers are. All are placed
         # before any is told off to threads: a guard would hide from TVM how much of a vector is read.
         copies: list[list[Any]] = []
@@ -84,7 +127,6 @@ class _Vectors:
                 self._add_up(block, thread, stage if step == 0 else None)
             if not isinstance(stage, Sum):
                 self._each(stage, own, apart=self.apart)
-        self._tell_off(loops, own=True, row=row)
 
     def _groups(self, last: Any) -> list[Any]:
         """Cut the result into groups; returns the loops over what a group writes, lanes in vectors."""

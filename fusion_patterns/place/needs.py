@@ -422,6 +422,24 @@ def _global_pool(call: Any, culprit: str) -> tuple[str, ...]:
     return (DATA,)
 
 
+def _group_norm(call: Any, culprit: str) -> tuple[str, ...]:
+    attrs, data = call.attrs, static_shape(call.args[0])
+    if data is None or len(data) != 4:
+        raise NotPacked("group_norm needs a tensor of four static dimensions for a packed kernel", culprit)
+    if str(call.args[0].ty.dtype) not in ("float32", "float16"):
+        raise NotPacked(f"group_norm on {call.args[0].ty.dtype} has no packed kernel", culprit)
+    axes = sorted(int(axis) % 4 for axis in attrs.axes)
+    if int(attrs.channel_axis) not in (1, -3) or axes != [2, 3]:
+        raise NotPacked(
+            "group_norm of other dimensions than channels and pixels has no packed kernel", culprit
+        )
+    if data[1] % (4 * int(attrs.num_groups)):
+        raise NotPacked(
+            f"{int(attrs.num_groups)} groups of {data[1]} channels end inside blocks of four", culprit
+        )
+    return DATA, CHANNEL_VECTOR, CHANNEL_VECTOR
+
+
 def _dense(call: Any, culprit: str) -> tuple[str, ...]:
     shapes = [static_shape(expr) for expr in tensor_args(call)]
     if any(shape is None or len(shape) != ROW_RANK for shape in shapes):
@@ -492,6 +510,7 @@ _ANCHORS: dict[str, Callable[[Any, str], tuple[str, ...]]] = {
     "relax.nn.adaptive_avg_pool2d": _pool2d,
     "relax.mean": _global_pool,
     "relax.nn.layer_norm": _layer_norm,
+    "relax.nn.group_norm": _group_norm,
     "relax.concat": _concat,
     "relax.image.resize2d": _resize2d,
     "relax.strided_slice": _slice,

@@ -16,6 +16,9 @@ from .needs import Needs, op_name, static_shape, tensor_args
 
 __all__ = ["times_read"]
 
+SWEEPS = 3.0
+"""A norm reads its data for the mean, for the variance, and for the result."""
+
 
 def times_read(func: Any, needs: Needs) -> tuple[float, ...]:
     """For each operand of a composite how often each element is asked for; at least once."""
@@ -51,6 +54,12 @@ def _window(
     return prod(result) * prod(int(size) for size in call.attrs.pool_size) / prod(shapes[arg])
 
 
+def _group_norm(
+    call: Any, arg: int, shapes: list[tuple[int, ...]], result: tuple[int, ...], alone: bool
+) -> float:
+    return SWEEPS if arg == 0 else _broadcast(call, arg, shapes, result, alone)
+
+
 def _dense(call: Any, arg: int, shapes: list[tuple[int, ...]], result: tuple[int, ...], alone: bool) -> float:
     return result[0] if arg else result[1] / LANES
 
@@ -80,6 +89,7 @@ _COUNTS: dict[str, _Count] = {
     "relax.nn.adaptive_avg_pool2d": _whole,
     "relax.mean": _whole,
     "relax.nn.layer_norm": _layer_norm,
+    "relax.nn.group_norm": _group_norm,
     "relax.matmul": _dense,
     "relax.concat": _whole,
     "relax.strided_slice": _whole,
