@@ -266,6 +266,50 @@ def squeezed(hidden: int, activation: Any, channels: int = 8) -> Callable[[], tv
     return after(build)
 
 
+def gated_by(
+    activation: Any, end: Any, *, hidden: int = 0, channels: int = 8, shape: tuple[int, ...] = X
+) -> Callable[[], tvm.IRModule]:
+    """A value and a gate that a layer makes of another input's pixel; ``hidden``: two layers. ``end``: what follows."""
+
+    def build(emit: Any, x: Any, pixel: Any) -> Any:
+        value = conv(emit, x, channels, seed=4)
+        if hidden:
+            pixel = emit(nn.relu(emit(op.add(conv(emit, pixel, hidden), const((1, hidden, 1, 1), 1)))))
+        layer = emit(op.add(conv(emit, pixel, channels, seed=2), const((1, channels, 1, 1), 3)))
+        result = end(emit, value, emit(activation(layer)))
+        return [conv(emit, result, seed=5), conv(emit, result, seed=6), conv(emit, value, seed=7)]
+
+    return lambda: graph(build, [var("x", shape), var("pixel", (shape[0], 12, 1, 1))])
+
+
+def gated_by_rows(activation: Any, end: Any, channels: int = 8, batch: int = 1) -> Callable[[], tvm.IRModule]:
+    """A value and a gate that a dense layer makes of another input."""
+
+    def build(emit: Any, x: Any, row: Any) -> Any:
+        value = conv(emit, x, channels, seed=4)
+        gate = emit(activation(biased(emit, dense(emit, row, channels))))
+        gate = emit(op.expand_dims(emit(op.expand_dims(gate, [2])), [3]))
+        result = end(emit, value, gate)
+        return [conv(emit, result, seed=5), conv(emit, result, seed=6), conv(emit, value, seed=7)]
+
+    return lambda: graph(build, [var("x", (batch, 8, 10, 7)), var("row", (batch, 37))])
+
+
+def times(emit: Any, value: Any, gate: Any) -> Any:
+    return emit(op.multiply(value, gate))
+
+
+def residual(emit: Any, value: Any, gate: Any) -> Any:
+    """``relu(value * gate + value)``."""
+    return emit(nn.relu(emit(op.add(emit(op.multiply(gate, value)), value))))
+
+
+def shifted(emit: Any, value: Any, gate: Any) -> Any:
+    """``y * sigmoid(y)`` of a value to which a pixel is added: the sum is read twice."""
+    both = emit(op.add(value, gate))
+    return emit(op.multiply(both, emit(op.sigmoid(both))))
+
+
 def between_rows(rows: Callable[..., Any], channels: int = 8) -> Callable[[], tvm.IRModule]:
     """A convolution's result that others read too, ``rows`` (N, C) of it, a dense layer with bias."""
 
@@ -609,6 +653,22 @@ CASES: dict[str, dict[str, Callable[[], tvm.IRModule]]] = {
         "relu, sigmoid": squeezed(8, nn.relu),
         "odd channels, silu": squeezed(5, nn.silu, 10),
         "gelu": squeezed(4, nn.gelu),
+    },
+    "conv2d.gate": {
+        "sigmoid": gated_by(op.sigmoid, times),
+        "two images, odd channels, residual": gated_by(op.sigmoid, residual, channels=7, shape=(2, 6, 9, 5)),
+        "silu, added, odd channels": gated_by(nn.silu, shifted, channels=10),
+        "gelu": gated_by(nn.gelu, residual, shape=(1, 8, 2, 2)),
+    },
+    "conv2d.excite.gate": {
+        "sigmoid": gated_by(op.sigmoid, residual, hidden=8),
+        "two images, odd channels": gated_by(op.sigmoid, shifted, hidden=5, channels=6, shape=(2, 6, 9, 5)),
+        "gelu": gated_by(nn.gelu, times, hidden=3),
+    },
+    "dense.gate": {
+        "sigmoid": gated_by_rows(op.sigmoid, times),
+        "two images, silu, added": gated_by_rows(nn.silu, shifted, 12, 2),
+        "gelu, residual": gated_by_rows(nn.gelu, residual, 16),
     },
     "dense.pooled": {
         "reshape": between_rows(lambda e, v: e(op.reshape(pooled(e, v), (2, 8)))),

@@ -56,6 +56,9 @@ ROWS = [
     "elementwise.chain",
     "dense.chain",
     "conv2d.excite",
+    "conv2d.gate",
+    "conv2d.excite.gate",
+    "dense.gate",
     "dense.pooled",
     "pool2d.adaptive",
 ]
@@ -78,6 +81,7 @@ def test_every_row_says_why_and_where(every_row: Table) -> None:
             other |= dict.fromkeys(
                 ("dense.chain", "conv2d.excite", "conv2d.first.nhwc", "move.chain"), "global"
             )
+            other |= dict.fromkeys(("conv2d.gate", "conv2d.excite.gate", "dense.gate"), "global")
             assert found.scope_of("data") == other.get(found.name, "texture")
         if "weight" in tensors_of(found):
             assert found.scope_of("weight") == "global"

@@ -127,6 +127,8 @@ class _Legalizer:
             return self._turn(call, var)
         if var in self.fronts:
             return self._front(self.fronts[var], var)
+        if op == "relax.reshape" and len(self.values[call.args[0]].shape) == ROW_RANK:
+            return self._pixel(call, var)
         if op in SHUFFLE:
             return self._shuffle(call, var)
         if op in (*FLATTENS, "relax.expand_dims"):
@@ -148,6 +150,12 @@ class _Legalizer:
         shape, dtype = static_shape(var), str(var.ty.dtype)
         assert shape is not None
         return self._emit(lambda x: packed.unpack(x, axes), [value], PLAIN, shape, dtype, masked=True)
+
+    def _pixel(self, call: Any, var: Any) -> _Value:
+        """A row (N, C) as an image of one pixel."""
+        row = self.values[call.args[0]]
+        dtype = str(var.ty.dtype)
+        return self._emit(packed.pixel, [row], DATA, (*row.shape, 1, 1), dtype, masked=False)
 
     def _shuffle(self, call: Any, var: Any) -> _Value:
         """The three steps of a channel shuffle: the last computes, those before it only say between how many groups."""

@@ -28,6 +28,8 @@ Each function of the module goes into dataflow blocks, and then through these re
     x + enlarged pixel                   -> x + pixel
     turn(x * C), to channels first       -> turn(x) * turn(C)
     reshape, astype, broadcast_to, permute_dims that change nothing -> their input
+    expand_dims, squeeze                 -> reshape
+    reshape(reshape(x))                  -> reshape(x)
 
     channels put last for a while        -> where they were                          (:mod:`.channels_last`)
 
@@ -133,6 +135,20 @@ def _unmoved(at: Rewriter, expr: relax.Expr) -> relax.Expr | None:
     return expr.args[0] if axes is not None and list(map(int, axes)) == list(range(len(axes))) else None
 
 
+def _as_reshape(at: Rewriter, expr: relax.Expr) -> relax.Expr | None:
+    """An operator that adds or drops axes of one element."""
+    assert isinstance(expr, Call)
+    return relax.op.reshape(expr.args[0], expr.ty.shape) if static_shape(expr) is not None else None
+
+
+def _join_reshapes(at: Rewriter, expr: relax.Expr) -> relax.Expr | None:
+    """The second of two reshapes, of what the first one reshapes."""
+    inner = at.call_of(expr.args[0], "reshape")
+    if inner is None or static_shape(inner.args[0]) is None or static_shape(expr) is None:
+        return None
+    return relax.op.reshape(inner.args[0], expr.ty.shape)
+
+
 def _scalar(at: Rewriter, expr: relax.Expr) -> float | None:
     value = at.constant(expr)
     return float(value) if value is not None and value.ndim == 0 and value.dtype.kind == "f" else None
@@ -207,7 +223,9 @@ _RULES: dict[str, list[Rule]] = {
     "concat": [channels.flatten_concat, channels.join_slices, resizing.group_enlarged],
     "strided_slice": [channels.slice_from_the_end, channels.whole_slice, channels.slice_of_concat],
     **{name: [_join_ranges] for name in _RANGES},
-    **{name: [_unchanged] for name in ("reshape", "astype", "broadcast_to")},
+    "reshape": [_unchanged, _join_reshapes],
+    **{name: [_as_reshape] for name in ("expand_dims", "squeeze")},
+    **{name: [_unchanged] for name in ("astype", "broadcast_to")},
     "*": [fold_constants],
 }
 """Operator -> what to try, in this order; ``*`` comes last."""

@@ -28,6 +28,7 @@ __all__ = [
     "mask",
     "move",
     "pack",
+    "pixel",
     "resize2d",
     "shuffle",
     "unpack",
@@ -124,6 +125,16 @@ def pack(value: Packed, name: str) -> te.Tensor:
         return tirx.Select(tirx.all(*inside), element, zero) if inside else element
 
     return te.compute(kind.packed_shape(source), packed, name="pack")
+
+
+def pixel(value: Packed) -> te.Tensor:
+    """A plain row (N, C) as a packed image of one pixel."""
+    n, channels = value.shape
+
+    def packed(b: Any, c: Any, y: Any, x: Any, lane: Any) -> Any:
+        return value.tensor[b, _within(c * LANES + lane, channels)]
+
+    return te.compute((n, blocks(channels), 1, 1, LANES), packed, name="pixel")
 
 
 def unpack(value: Packed, axes: tuple[int, ...] = ()) -> te.Tensor:

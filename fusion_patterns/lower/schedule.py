@@ -7,6 +7,7 @@ weights are computed in registers inside the thread's tile. Every access to a te
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import gcd, prod
 from typing import Any
 
@@ -31,6 +32,7 @@ from .tiles import (
     TEXEL_BYTES,
     Tile,
     Work,
+    choose_gated,
     choose_plain,
     choose_pooled,
     choose_tile,
@@ -38,7 +40,7 @@ from .tiles import (
     divisor,
 )
 from .tuned import Space, TileFault
-from .vectors import Sum, schedule_groups, schedule_vectors
+from .vectors import Image, Sum, schedule_groups, schedule_vectors
 from .windows import Windows, choose_cut, schedule_windows
 
 __all__ = ["KERNEL_ATTR", "PackedKernel", "schedule_packed", "tile_space"]
@@ -160,7 +162,7 @@ class _Kernel:
                 pads[key] = None
         inner = self._inner() if self.maxima else None
         kept = [*pads.values(), inner.pixel if inner else None]
-        stages = self._inline([block for block in kept if block is not None])
+        stages = self._inline([block for block in kept if block is not None], self._gates() if few else [])
         if self._is_reduction(last):
             last = sch.cache_write(last, 0, "local")
         elif self.lanes_apart and len(self._shape(last)) > ROW_RANK:
@@ -178,7 +180,7 @@ class _Kernel:
         if inner is not None:
             return self._windows(last, stages, inner, pads)
         if few:
-            return self._vectors(last, shape, pads)
+            return self._vectors(last, shape, pads, stages)
         if len(shape) != DATA_RANK:
             return self._flat_result(last, shape)
         if self._averages_a_convolution():
@@ -277,33 +279,62 @@ class _Kernel:
             for producer in self.sch.get_producers(block)
         )
 
-    def _vectors(self, last: Any, shape: tuple[int, ...], pads: dict[int, Any]) -> s_tir.Schedule:
+    def _vectors(
+        self, last: Any, shape: tuple[int, ...], pads: dict[int, Any], kept: list[Any]
+    ) -> s_tir.Schedule:
         """See :mod:`.vectors`. The tile says how the last sum is cut; those before it are cut for as many threads."""
         sch, final = self.sch, self.reductions[-1]
         work = Work((*self._shape(final)[:2], 1, 1, LANES), sums=len(self.reductions))
-        shares = self._shares(final)
-        chosen = choose_vectors(work, shares, self.max_threads, self.tiles)
-        limits = self.max_threads, self.tiles.local_bytes
-        tile = self._tile_in(Space(work, chosen, *limits, shares, joins_blocks=False, joins_pixels=False))
+        shares, image = self._shares(final), None
+        if self._is_image(last):
+            registers = [block for block in kept if self._is_image(block)]
+            work = Work(shape, sums=len(self.reductions))
+            inputs = sum(self._products(block) for block in self.reductions)
+            tile, areas = choose_gated(work, inputs, shares, self.max_threads, self.tiles)
+            split = divisor(shares, tile.split) if self.tiles.split > 1 else 1
+            image = Image(areas, not self.is_plain, lambda thread: self._finish(registers, thread))
+        else:
+            chosen = choose_vectors(work, shares, self.max_threads, self.tiles)
+            limits = self.max_threads, self.tiles.local_bytes
+            tile = self._tile_in(Space(work, chosen, *limits, shares, joins_blocks=False, joins_pixels=False))
+            split = tile.split
         for pad in pads.values():
             if pad is not None and not self._reads_a_sum(pad):
                 sch.compute_inline(pad)
         *stages, _ = sch.get_child_blocks(sch.get_sblock("root"))
         name = sch.get(final).name_hint
         parts = [
-            self._sum(block, tile, is_last=sch.get(block).name_hint == name)
+            self._sum(block, tile, split if sch.get(block).name_hint == name else None)
             if self._is_reduction(block)
             else block
             for block in stages
+            if not self._is_image(block)
         ]
         check_local_memory(parts, tile, self._shape, self.tiles.local_bytes)
-        schedule_vectors(sch, last, parts, tile, apart=self.lanes_apart)
+        schedule_vectors(sch, last, parts, tile, apart=self.lanes_apart, image=image)
         return sch
 
-    def _sum(self, block: Any, tile: Tile, *, is_last: bool) -> Sum:
+    def _gates(self) -> list[Any]:
+        """What has one pixel and is broadcast to an image: a group computes it for its own channels."""
+        return [
+            block
+            for block in self.blocks
+            if not self._is_image(block) and any(map(self._is_image, self.sch.get_consumers(block)))
+        ]
+
+    def _is_image(self, block: Any) -> bool:
+        """Whether a block writes more than one pixel of each channel."""
+        return prod(self._shape(block)[2:-1]) > 1
+
+    def _products(self, block: Any) -> int:
+        """How many products a group computes of a sum for each element of the last one."""
+        reads = prod(int(v.dom.extent) for v in self.sch.get(block).iter_vars if int(v.iter_type) == REDUCE)
+        return reads if block is self.reductions[-1] else reads * self._shape(block)[1]
+
+    def _sum(self, block: Any, tile: Tile, split: int | None) -> Sum:
+        """A sum that is cut into ``split`` shares; ``None``: into those that suit the threads of ``tile``."""
         name, staged = str(self.sch.get(block).name_hint), bool(self.sch.get_producers(block))
-        split = tile.split
-        if not is_last:
+        if split is None:
             # a few shares at least: neighbouring threads then read side by side
             blocks = self._shape(block)[1]
             room = self.tiles.local_bytes // (2 * TEXEL_BYTES * blocks) - 1
@@ -483,17 +514,20 @@ class _Kernel:
         border = str(self.sch.get(pad).name_hint).startswith("pad")
         return not border and not all(self._is_reduction(user) for user in users)
 
-    def _inline(self, pads: list[Any]) -> list[Any]:
-        """Inline the epilogue; returns the blocks that are read more than once and stay."""
+    def _inline(self, pads: list[Any], gates: Sequence[Any] = ()) -> list[Any]:
+        """Inline the epilogue; returns the blocks that are read more than once and stay, as do ``gates``."""
         sch, kept = self.sch, []
         names = {str(sch.get(b).name_hint) for b in pads}
+        alone = {str(sch.get(b).name_hint) for b in gates}
         for block in reversed(self.blocks[:-1]):
             if self._is_reduction(block) or sch.get(block).name_hint in names:
                 continue
             # what goes into a sum and into the epilogue is read at different places: it is computed in both
             users = sch.get_consumers(block)
             twice = any(self._is_reduction(user) or str(sch.get(user).name_hint) in names for user in users)
-            if twice or self._reads(block) <= (MOST_COPIES if self._is_cheap(block) else 1):
+            if sch.get(block).name_hint in alone:
+                kept.append(block)
+            elif twice or self._reads(block) <= (MOST_COPIES if self._is_cheap(block) else 1):
                 sch.compute_inline(block)
             else:
                 kept.append(block)

@@ -15,6 +15,7 @@ __all__ = [
     "DEFAULT",
     "Tile",
     "Work",
+    "choose_gated",
     "choose_group",
     "choose_plain",
     "choose_pooled",
@@ -32,6 +33,9 @@ MOST_DEEP = 64
 
 FEW_GROUPS = 16
 """So many groups compute what each of them needs whole: more would read the same weights again and again."""
+
+MANY_SHARES = 16
+"""More shares than these of one sum are many for a thread that has pixels to write as well."""
 
 LONG = 64
 """A sum of more elements than these is long for one thread."""
@@ -123,6 +127,32 @@ def choose_vectors(work: Work, shares: int, max_threads: int, tiles: Tiles = DEF
     split = next((d for d in options if batch * blocks * d >= tiles.threads), options[-1])
     group = divisor(blocks, min(max(1, tiles.group // split), most // split, MOST_DEEP))
     return Tile(1, 1, 1, (group, 1, 1), split)
+
+
+def choose_gated(
+    work: Work, inputs: int, shares: int, max_threads: int, tiles: Tiles = DEFAULT
+) -> tuple[Tile, int]:
+    """An image that one pixel is broadcast to, which every group computes for its own channels.
+
+    ``inputs``: how many products an element of that pixel takes; ``shares``: into how many its sum can be cut. Returns
+    how a group is cut (``split`` threads along the pixels of one block, which share the sums as well), and over how
+    many groups the pixels of a block are shared: no more than keep the device busy, and not so many that the sums are
+    most of what they do (a product takes one load, a pixel two and a store).
+    """
+    batch, blocks, rows, columns = work.shape[:4]
+    pixels = rows * columns
+    most = min(max_threads, tiles.local_bytes // (TEXEL_BYTES * work.sums))
+    split = divisor(pixels, min(tiles.group, most))
+    if tiles.split > 1 and shares > MANY_SHARES * split:
+        # the sum is most of the work: threads without a pixel help with it
+        split = max(split, divisor(shares, most))
+        return Tile(1, 1, 1, (1, 1, 1), split), 1
+    options = [
+        d for d in range(1, pixels // split + 1) if pixels // split % d == 0 and 4 * pixels // d >= inputs
+    ]
+    areas = next((d for d in options if batch * blocks * split * d >= tiles.threads), max(options, default=1))
+    # one block: TVM puts no barrier between threads along x where what they share is told apart by those along y
+    return Tile(1, 1, 1, (1, 1, 1), split), areas
 
 
 def choose_tile(

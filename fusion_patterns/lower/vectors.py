@@ -5,6 +5,9 @@ many. What another sum of the same kernel reads (the channels of a pool, the hid
 computed by every group for itself and staged in local memory:
 
     shares of a sum -> sum -> its epilogue, staged -> shares of the next sum -> sum -> epilogue, result
+
+The result may be an image that one pixel is broadcast to, such as the gate of squeeze-and-excitation: then every group
+computes the pixel for its own channels, and stages it as well.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from .packed import LANES
 from .split import REDUCE, inside
 from .tiles import Tile, divisor
 
-__all__ = ["Sum", "schedule_groups", "schedule_vectors"]
+__all__ = ["Image", "Sum", "schedule_groups", "schedule_vectors"]
 
 MANY = 16
 """More shares than these are added up in two steps."""
@@ -43,17 +46,37 @@ class Sum:
     read: Callable[[Any, Any], None]
 
 
+@dataclass(frozen=True)
+class Image:
+    """A result of many pixels.
+
+    ``areas``: over how many groups the pixels of a block are shared; the threads of a group divide those of an area.
+    ``whole``: texels are stored, not lanes one by one. ``finish``: places what the epilogue keeps in registers (loop
+    over the threads that write the result).
+    """
+
+    areas: int
+    whole: bool
+    finish: Callable[[Any], None]
+
+
 def schedule_vectors(
-    sch: s_tir.Schedule, last: Any, stages: list[Sum | Any], tile: Tile, *, apart: bool = False
+    sch: s_tir.Schedule,
+    last: Any,
+    stages: list[Sum | Any],
+    tile: Tile,
+    *,
+    apart: bool = False,
+    image: Image | None = None,
 ) -> None:
     """Schedule a kernel of sums with few results.
 
-    ``last`` writes the result: (N, C/4, 1, 1, 4), or (N, C) row-major. ``stages``: in program order the sums, and the
+    ``last`` writes the result: (N, C/4, H, W, 4), or (N, C) row-major. ``stages``: in program order the sums, and the
     blocks between them that are staged in local memory. ``tile``: how many blocks of the result belong to a group
     (``group[0]``), and over how many threads (``split``) the last sum of each is split. ``apart``: stage without
-    vectors, for ops that TVM can't vectorize.
+    vectors, for ops that TVM can't vectorize. ``image``: the result is one, to which the last pixel is broadcast.
     """
-    _Vectors(sch, tile, apart).run(last, stages)
+    _Vectors(sch, tile, apart, image).run(last, stages)
 
 
 def schedule_groups(
@@ -73,23 +96,27 @@ def schedule_groups(
     loop over a thread's texels; ``plain``: the result is stored lane by lane. All sums are split alike, evenly.
     """
     threads = max(stage.split for stage in stages if isinstance(stage, Sum))
-    _Vectors(sch, Tile(1, 1, 1, (1, 1, 1), threads), apart).run_image(last, stages, groups, finish, plain)
+    _Vectors(sch, Tile(1, 1, 1, (1, 1, 1), threads), apart, None).run_image(
+        last, stages, groups, finish, plain
+    )
 
 
 class _Vectors:
-    def __init__(self, sch: s_tir.Schedule, tile: Tile, apart: bool) -> None:
-        self.sch, self.apart = sch, apart
+    def __init__(self, sch: s_tir.Schedule, tile: Tile, apart: bool, image: Image | None) -> None:
+        self.sch, self.apart, self.image = sch, apart, image
         self.blocks, self.split = tile.group[0], tile.split
         self.group: Any = None
 
     def run(self, last: Any, stages: list[Sum | Any]) -> None:
-        sch = self.sch
         steps = [self._cut(stage) if isinstance(stage, Sum) else [] for stage in stages]
         final = max(number for number, stage in enumerate(stages) if isinstance(stage, Sum))
         loops = self._groups(last)
         row = len(loops) == 1
+        if self.image is not None:
+            self.image.finish(self._tell_off(loops, own=True, row=False))
         self._stages(stages, steps, final)
-        self._tell_off(loops, own=True, row=row)
+        if self.image is None:
+            self._tell_off(loops, own=True, row=row)
 
     def run_image(
         self, last: Any, stages: list[Sum | Any], groups: int, finish: Callable[[Any], None], plain: bool
@@ -110,7 +137,6 @@ class _Vectors:
 
     def _stages(self, stages: list[Sum | Any], steps: list[list[Any]], final: int) -> None:
         """Place what a group computes in local memory, and tell it off to threads; ``final``: the last sum's number."""
-        sch = self.sch
         # Consumers before what they read: a block can only be placed where all of its readers are. All are placed
         # before any is told off to threads: a guard would hide from TVM how much of a vector is read.
         copies: list[list[Any]] = []
@@ -123,7 +149,7 @@ class _Vectors:
             own = number >= final
             for step, (block, copy) in enumerate(zip(steps[number], copies[number], strict=True)):
                 thread = self._each(copy, own)
-                sch.compute_at(block, thread, preserve_unit_loops=True)
+                self.sch.compute_at(block, thread, preserve_unit_loops=True)
                 self._add_up(block, thread, stage if step == 0 else None)
             if not isinstance(stage, Sum):
                 self._each(stage, own, apart=self.apart)
@@ -137,7 +163,12 @@ class _Vectors:
         sch.bind(outer, "blockIdx.x")
         self.group = outer
         if rest:
-            sch.vectorize(rest.pop())
+            (sch.unroll if self.image is not None and not self.image.whole else sch.vectorize)(rest.pop())
+        if self.image is not None:
+            area, pixel = sch.split(sch.fuse(*rest), [self.image.areas, None])
+            sch.reorder(outer, area, channel, pixel)
+            sch.bind(area, "blockIdx.z")
+            self.group, rest = area, [pixel]
         return [channel, *rest]
 
     # Sums -----------------------------------------------------------------------------------------------------

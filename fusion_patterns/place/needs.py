@@ -128,6 +128,13 @@ class _Reader:
         """Of them, what a dense layer computed: (N, C), row-major."""
         self.turned: set[Any] = set()
         """Results whose axes the composite puts in another order, row-major."""
+        self.gates: set[Any] = set()
+        """Of them, one pixel that layers on one pixel computed: a kernel may broadcast it to an image, and compute it
+        once for each work group."""
+        self.gated: list[str] = []
+        """Names of values that such a pixel was broadcast to."""
+        self.others: list[str] = []
+        """Names of what anchors compute that are no such pixels, or none that the next one is computed from."""
 
     def read(self, binding: int, arg: int, expr: Any, layout: str, culprit: str) -> None:
         """Note that an op's argument reads ``expr`` in ``layout``, if ``expr`` is a parameter."""
@@ -191,30 +198,13 @@ def needs_of(func: Any) -> Needs:
     moves = leading_moves(bindings)
     if moves:
         _move(reader, bindings[moves - 1], bindings[0])
-    for number, binding in enumerate(bindings):
-        call, name = binding.value, str(binding.var.name)
-        if isinstance(call, relax.Var) or number < moves:
-            continue
-        shape = static_shape(binding.var)
-        op = op_name(call)
-        if shape is not None and len(shape) == ROW_RANK:
-            _row(reader, number, binding, op, shape)
-            continue
-        if op in _MOVED and shape is not None:
-            _moved(reader, number, bindings, func.body.body)
-            continue
-        if shape is None or len(shape) != 4:
-            raise NotPacked(f"`{name}` is not a tensor of four static dimensions", name)
-        if op in _REDUCTIONS or any(arg in reader.reduced for arg in tensor_args(call)):
-            reader.reduced.add(binding.var)
-        if op in _ANCHORS:
-            wanted = _ANCHORS[op](call, name)
-            for arg, (expr, kind) in enumerate(zip(tensor_args(call), wanted, strict=True)):
-                reader.read(number, arg, expr, kind, name)
-        elif op in ELEMENTWISE:
-            _elementwise(reader, number, call, op, shape, name)
-        else:
-            raise NotPacked(f"no packed kernel for {op or type(call).__name__}", name)
+    for number in range(moves, len(bindings)):
+        _binding(reader, number, bindings, func.body.body)
+    if reader.gated and reader.others:
+        also = reader.others[0]
+        raise NotPacked(
+            f"`{reader.gated[0]}` broadcasts a pixel, and no kernel computes `{also}` as well", also
+        )
     output = func.body.body
     shape = static_shape(output)
     if shape is None or not any(output.same_as(b.var) for b in bindings):
@@ -225,18 +215,62 @@ def needs_of(func: Any) -> Needs:
     return Needs(tuple(reader.operands), reader.reads, held, shape, str(output.ty.dtype))
 
 
+def _binding(reader: _Reader, number: int, bindings: list[Any], output: Any) -> None:
+    binding = bindings[number]
+    call, name, shape = binding.value, str(binding.var.name), static_shape(binding.var)
+    if isinstance(call, relax.Var):
+        return
+    op = op_name(call)
+    if shape is not None and len(shape) == ROW_RANK:
+        _row(reader, number, binding, op, shape)
+    elif op == "relax.reshape" and call.args[0] in reader.rows:
+        _pixel(reader, binding)
+    elif op in _MOVED and shape is not None:
+        _moved(reader, number, bindings, output)
+    elif shape is None or len(shape) != 4:
+        raise NotPacked(f"`{name}` is not a tensor of four static dimensions", name)
+    else:
+        _image(reader, number, binding, op, shape)
+
+
+def _image(reader: _Reader, number: int, binding: Any, op: str, shape: tuple[int, ...]) -> None:
+    call, name = binding.value, str(binding.var.name)
+    if op in _REDUCTIONS or any(arg in reader.reduced for arg in tensor_args(call)):
+        reader.reduced.add(binding.var)
+    if _is_gate(reader, call, op, shape, name):
+        reader.gates.add(binding.var)
+    if op in _ANCHORS:
+        _anchor(reader, number, call, binding.var)
+    elif op in ELEMENTWISE:
+        _elementwise(reader, number, call, op, shape, name)
+    else:
+        raise NotPacked(f"no packed kernel for {op or type(call).__name__}", name)
+
+
+def _anchor(reader: _Reader, number: int, call: Any, var: Any) -> None:
+    name, before = str(var.name), (reader.gates | reader.rows) - {var}
+    if var not in reader.gates or (before and tensor_args(call)[0] not in before):
+        reader.others.append(name)
+    wanted = _ANCHORS[op_name(call)](call, name)
+    for arg, (expr, kind) in enumerate(zip(tensor_args(call), wanted, strict=True)):
+        reader.read(number, arg, expr, kind, name)
+
+
 def _row(reader: _Reader, number: int, binding: Any, op: str, shape: tuple[int, ...]) -> None:
     """Values of two dimensions (N, C): averages of whole images, what a dense layer makes of rows, its epilogue."""
     call, name = binding.value, str(binding.var.name)
     tensors = tensor_args(call)
     if op == "relax.mean":
         (kind,) = _global_pool(call, name)
+        reader.others.append(name)
         reader.read(number, 0, tensors[0], kind, name)
     elif op in FLATTENS and tensors[0] in reader.reduced and static_shape(tensors[0]) == (*shape, 1, 1):
         pass
     elif op == "relax.matmul":
         if tensors[0] in reader.rows:
             raise NotPacked(f"`{name}` multiplies what the composite's own dense layer computes", name)
+        if reader.gates or reader.rows:
+            reader.others.append(name)
         for arg, (expr, kind) in enumerate(zip(tensors, _dense(call, name), strict=True)):
             reader.read(number, arg, expr, kind, name)
         reader.rows.add(binding.var)
@@ -308,6 +342,27 @@ def _move(reader: _Reader, last: Any, first: Any) -> None:
     reader.read(0, 0, first.value.args[0], PLAIN, name)
 
 
+def _pixel(reader: _Reader, binding: Any) -> None:
+    """A row that a dense layer computed, (N, C), seen as an image of one pixel, (N, C, 1, 1)."""
+    row, name = static_shape(binding.value.args[0]), str(binding.var.name)
+    if row is None or static_shape(binding.var) != (*row, 1, 1):
+        raise NotPacked(f"only as (N, C, 1, 1) the row that becomes `{name}` has a packed kernel", name)
+    reader.reduced.add(binding.var)
+    reader.gates.add(binding.var)
+
+
+def _is_gate(reader: _Reader, call: Any, op: str, shape: tuple[int, ...], name: str) -> bool:
+    """Whether a value is one pixel that a layer on one pixel computes, or is made of such a one."""
+    tensors = tensor_args(call)
+    if prod(shape[2:]) > 1:
+        return False
+    if op == "relax.nn.conv2d":
+        shapes = [static_shape(tensor) for tensor in tensors]
+        is_dense = int(call.attrs.groups) == 1 and _conv2d(call, name)[1] == WEIGHT
+        return is_dense and all(one is not None and prod(one[2:]) == 1 for one in shapes)
+    return op in ELEMENTWISE and any(tensor in reader.gates for tensor in tensors)
+
+
 def _shuffle(reader: _Reader, number: int, call: Any, bindings: list[Any], name: str) -> None:
     """Channels shuffled between groups: (N, G, C/G, H, W) -> (N, C/G, G, H, W), before and after (N, C, H, W)."""
     steps = [binding.value for binding in bindings[number : number + 3]]
@@ -358,9 +413,11 @@ def _channel_pool(reader: _Reader, number: int, bindings: list[Any], name: str) 
 
 def _elementwise(reader: _Reader, number: int, call: Any, op: str, shape: tuple[int, ...], name: str) -> None:
     tensors = tensor_args(call)
-    computed = [static_shape(arg) for arg in tensors if arg in reader.reduced]
-    if computed and all(one != shape for one in computed):
-        raise NotPacked(f"`{name}` broadcasts the value that the composite computes to {shape}", name)
+    computed = [arg for arg in tensors if arg in reader.reduced]
+    if computed and all(static_shape(arg) != shape for arg in computed):
+        if not all(arg in reader.gates and static_shape(arg) == (*shape[:2], 1, 1) for arg in computed):
+            raise NotPacked(f"`{name}` broadcasts the value that the composite computes to {shape}", name)
+        reader.gated.append(name)
     for arg, expr in enumerate(tensors):
         operand = static_shape(expr)
         if operand is None:
