@@ -365,6 +365,7 @@ CASES: dict[str, dict[str, Callable[[], tvm.IRModule]]] = {
         ),
     },
     "conv2d.depthwise.to_nhwc": {
+        "seven channels, tall": after(lambda e, x: to_nhwc(e, depthwise(e, x)), (2, 7, 9, 6)),
         "bias, silu": after(lambda e, x: to_nhwc(e, epilogue(e, depthwise(e, x), 8))),
         "two images, two channels, stride": after(
             lambda e, x: to_nhwc(e, depthwise(e, x, strides=[2, 2])), (2, 2, 9, 8)
@@ -474,6 +475,9 @@ CASES: dict[str, dict[str, Callable[[], tvm.IRModule]]] = {
     },
     "conv2d.to_nhwc": {
         "bias, silu": after(lambda e, x: to_nhwc(e, epilogue(e, conv(e, x, 12, 3, **SAME), 12))),
+        "six channels, tall": after(
+            lambda e, x: to_nhwc(e, epilogue(e, conv(e, x, 6, 3, **SAME), 6)), (2, 8, 9, 6)
+        ),
         "two images, two channels, as rows": after(
             lambda e, x: e(op.reshape(to_nhwc(e, conv(e, x, 2, 1)), (2 * 9 * 11, 2))), (2, 5, 9, 11)
         ),

@@ -20,7 +20,7 @@ from tvm_ffi import structural_walk
 from ..place.layouts import LANES
 from ..place.needs import ROW_RANK
 from ..place.profiles import Tiles
-from .guards import guard_lanes, without_guard
+from .guards import channel_axis, guard_lanes, without_guard
 from .local_memory import check_local_memory
 from .norm import SUMS, choose_norm, schedule_norm
 from .normalisation import GROUP_NORM
@@ -140,12 +140,14 @@ class _Kernel:
         """Whether the result is written as the module has it: lane by lane, each into an image of its own."""
         self.guarded = ""
         """The block that writes lanes of which the result's last block of channels has fewer than four."""
+        self.channel_axis = 1
+        """On which axis a result that is written as the module has it has its channels."""
 
     def run(self) -> s_tir.Schedule:
         """Schedule the kernel."""
         sch = self._run()
         if self.guarded:
-            guard_lanes(sch, self.guarded)
+            guard_lanes(sch, self.guarded, self.channel_axis)
         return sch
 
     def _run(self) -> s_tir.Schedule:
@@ -170,7 +172,8 @@ class _Kernel:
             last = sch.cache_write(last, 0, "local")
         shape = self._shape(last)
         if unpack is not None:
-            channels = self._shape(unpack)[1]
+            self.channel_axis = channel_axis(sch, unpack)
+            channels = self._shape(unpack)[self.channel_axis]
             # before anything is guarded: TVM would put the guard of the lanes in place of any other
             sch.reverse_compute_inline(unpack)
             if channels > LANES and channels % LANES:

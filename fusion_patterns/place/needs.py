@@ -14,7 +14,7 @@ from typing import Any
 
 from tvm import relax
 
-from .layouts import CHANNEL_VECTOR, DATA, DENSE, DEPTHWISE, LANES, PLAIN, TRANSPOSED, WEIGHT
+from .layouts import CHANNEL_VECTOR, DATA, DENSE, DEPTHWISE, PLAIN, TRANSPOSED, WEIGHT
 
 __all__ = [
     "ELEMENTWISE",
@@ -311,10 +311,6 @@ def _turn(reader: _Reader, number: int, binding: Any, is_result: bool) -> None:
     var, name = binding.var, str(binding.var.name)
     if not is_result:
         raise NotPacked(f"`{name}` changes the order of axes inside of the composite", name)
-    channels = (static_shape(binding.value.args[0]) or ())[1]
-    if channels > LANES and channels % LANES:
-        # no loop with a guard can be tiled
-        raise NotPacked(f"the last block of {channels} channels would guard what `{name}` writes", name)
     reader.turned.add(var)
 
 
