@@ -7,8 +7,8 @@ Beside the texture store and the choice of the TIR pipeline (see :mod:`fusion_pa
     scopes      a PrimFunc that is called with tensors in other scopes gets a copy for each (stock gives all calls the
                 scopes of the last)
     pools       every lane of a thread has an accumulator (stock's lanes share one, or the build stops)
-    epilogues   what a convolution's schedule does not inline runs on the device, in kernels of its own (stock leaves such
-                loops to the host)
+    epilogues   what a convolution's schedule does not inline runs on the device, in kernels of its own (stock leaves
+                such loops to the host)
     lanes       what a kernel would store in single lanes to an image is a buffer: rules of dlight that know no textures
                 schedule such kernels, and every lane's store would fill the whole texel
 """
