@@ -136,9 +136,13 @@ def _unmoved(at: Rewriter, expr: relax.Expr) -> relax.Expr | None:
 
 
 def _as_reshape(at: Rewriter, expr: relax.Expr) -> relax.Expr | None:
-    """An operator that adds or drops axes of one element."""
+    """An operator that adds axes of one element to what has the rank of an image at most, or drops some."""
     assert isinstance(expr, Call)
-    return relax.op.reshape(expr.args[0], expr.ty.shape) if static_shape(expr) is not None else None
+    shape, source = static_shape(expr), static_shape(expr.args[0])
+    # a volume is an image's channels as its depth: `lrn.chain` names how it gets there and back
+    if shape is None or source is None or max(len(shape), len(source)) > IMAGE_RANK:
+        return None
+    return relax.op.reshape(expr.args[0], expr.ty.shape)
 
 
 def _join_reshapes(at: Rewriter, expr: relax.Expr) -> relax.Expr | None:
