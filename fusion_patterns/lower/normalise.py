@@ -140,7 +140,7 @@ def _as_reshape(at: Rewriter, expr: relax.Expr) -> relax.Expr | None:
     assert isinstance(expr, Call)
     shape, source = static_shape(expr), static_shape(expr.args[0])
     # a volume is an image's channels as its depth: `lrn.chain` names how it gets there and back
-    if shape is None or source is None or max(len(shape), len(source)) > IMAGE_RANK:
+    if shape is None or source is None or max(len(shape), len(source)) > len("NCHW"):
         return None
     return relax.op.reshape(expr.args[0], expr.ty.shape)
 
