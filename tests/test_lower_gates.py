@@ -231,4 +231,4 @@ def test_a_long_sum_is_shared_by_threads_without_pixels() -> None:
     tile, areas = choose_gated(Work((1, 512, 7, 7, 4)), 2048, 2048, 256, tiles)
     assert (tile.split, areas) == (256, 1)
     alone = Tiles(threads=64, group=64, split=1)
-    assert choose_gated(Work((1, 512, 7, 7, 4)), 2048, 2048, 256, alone)[0].split == 49
+    assert choose_gated(Work((1, 512, 7, 7, 4)), 2048, 2048, 256, alone)[0].split == 7

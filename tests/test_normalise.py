@@ -570,3 +570,20 @@ def test_squeezenet_keeps_its_numbers() -> None:
 def test_network_keeps_its_numbers(name: str, shapes: dict[str, tuple[int, ...]], gone: set[str]) -> None:
     found = check(networks.load(name, **shapes), tolerance=2e-5)
     assert not gone & found.keys()
+
+
+def test_axes_of_one_element_come_and_go_by_one_reshape() -> None:
+    def build(bb: Any, x: relax.Expr) -> relax.Expr:
+        y = bb.emit(op.expand_dims(bb.emit(op.expand_dims(x, [2])), [3]))
+        y = bb.emit(op.squeeze(bb.emit(nn.relu(y)), [2, 3]))
+        return op.expand_dims(bb.emit(op.squeeze(bb.emit(op.expand_dims(y, [0])), [0])), [1])
+
+    assert check(function(build, (2, 6))) == {"reshape": 2, "nn.relu": 1}
+
+
+def test_a_reshape_that_others_read_stays() -> None:
+    def build(bb: Any, x: relax.Expr) -> relax.Expr:
+        y = bb.emit(op.reshape(x, (12,)))
+        return op.concat([y, bb.emit(nn.relu(bb.emit(op.reshape(bb.emit(op.reshape(y, (3, 4))), (12,)))))], 0)
+
+    assert check(function(build, (2, 6))) == {"reshape": 1, "nn.relu": 1, "concat": 1}

@@ -29,6 +29,7 @@ from .pooling import REACH, STRIDES
 from .split import REDUCE, inside, split_sums
 from .tiles import (
     DEFAULT,
+    FEW_SHARES,
     TEXEL_BYTES,
     Tile,
     Work,
@@ -55,7 +56,6 @@ CHANNEL_POOL = "channel_pool"
 DENSE = "dense"
 NORM_PARTS = ("norm_mean", "norm_scale")
 UNPACK = "unpack"
-FEW_SHARES = 8
 FEWEST_THREADS = 32
 """A work group of fewer would sum for long."""
 MOST_COPIES = 3
@@ -294,7 +294,7 @@ class _Kernel:
             work = Work(shape, sums=len(self.reductions))
             inputs = sum(self._products(block) for block in self.reductions)
             tile, areas = choose_gated(work, inputs, shares, self.max_threads, self.tiles)
-            split = divisor(shares, tile.split) if self.tiles.split > 1 else 1
+            split = divisor(shares, tile.split)
             image = Image(areas, not self.is_plain, lambda thread: self._finish(registers, thread))
         else:
             chosen = choose_vectors(work, shares, self.max_threads, self.tiles)

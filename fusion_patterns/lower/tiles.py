@@ -34,6 +34,9 @@ MOST_DEEP = 64
 FEW_GROUPS = 16
 """So many groups compute what each of them needs whole: more would read the same weights again and again."""
 
+FEW_SHARES = 8
+"""So many shares of a sum at least: neighbouring threads then read side by side."""
+
 MANY_SHARES = 16
 """More shares than these of one sum are many for a thread that has pixels to write as well."""
 
@@ -142,8 +145,9 @@ def choose_gated(
     batch, blocks, rows, columns = work.shape[:4]
     pixels = rows * columns
     most = min(max_threads, tiles.local_bytes // (TEXEL_BYTES * work.sums))
-    split = divisor(pixels, min(tiles.group, most))
-    if tiles.split > 1 and shares > MANY_SHARES * split:
+    # every thread adds up the shares for itself, so where threads don't run side by side they are few
+    split = divisor(pixels, min(tiles.group, most) if tiles.split > 1 else min(FEW_SHARES, most))
+    if tiles.split > 1 and shares > MANY_SHARES * divisor(shares, split):
         # the sum is most of the work: threads without a pixel help with it
         split = max(split, divisor(shares, most))
         return Tile(1, 1, 1, (1, 1, 1), split), 1
