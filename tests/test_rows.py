@@ -382,12 +382,19 @@ CASES: dict[str, dict[str, Callable[[], tvm.IRModule]]] = {
     },
     "conv2d.residual_pair": {
         "a block with a projection": after(
-            lambda e, x: e(nn.relu(e(op.add(conv(e, x, 12, 3, 1, **SAME), conv(e, x, 12, 1, 2)))))
+            lambda e, x: e(
+                nn.relu(e(op.add(conv(e, conv(e, x, 8, seed=3), 12, 3, 1, **SAME), conv(e, x, 12, 1, 2))))
+            )
         ),
         "biases, stride 2": after(
             lambda e, x: e(
                 op.add(
-                    e(op.add(conv(e, x, 6, 3, 1, strides=[2, 2], **SAME), const((1, 6, 1, 1), 1))),
+                    e(
+                        op.add(
+                            conv(e, conv(e, x, 5, seed=3), 6, 3, 1, strides=[2, 2], **SAME),
+                            const((1, 6, 1, 1), 1),
+                        )
+                    ),
                     e(op.add(conv(e, x, 6, 1, 2, strides=[2, 2]), const((1, 6, 1, 1), 2))),
                 )
             )
