@@ -197,3 +197,53 @@ def resizes(mod: tvm.IRModule) -> int:
 
     relax.analysis.post_order_visit(normalise(mod)["main"], visit)
     return count
+
+
+# What a convolution adds ------------------------------------------------------------------------------------
+
+
+def level(
+    emit: Emit, x: Any, channels: int = 8, above: int = 8, method: str = "linear", groups: int = 1
+) -> Any:
+    """The level above, enlarged, added to a convolution of this one."""
+    small = conv(emit, emit(nn.max_pool2d(x, [2, 2], [2, 2])), above)
+    own = emit(nn.conv2d(x, weight((channels, 8 // groups, 1, 1), 1), groups=groups))
+    return emit(op.add(own, enlarge(emit, small, method)))
+
+
+@pytest.mark.opencl
+@pytest.mark.parametrize("shape", [X, (1, 8, 21, 13)])
+@pytest.mark.parametrize("channels", [8, 5])
+def test_a_convolution_adds_what_it_enlarges(
+    opencl_device: Device, channels: int, shape: tuple[int, ...]
+) -> None:
+    """Two images; sizes of which one is not twice the other. What others read as well is there."""
+
+    def build(emit: Emit, x: Any) -> list[Any]:
+        small = conv(emit, emit(nn.max_pool2d(x, [2, 2], [2, 2])), channels)
+        large = enlarge(emit, small, "nearest_neighbor", "half_pixel", shape[2:])
+        value = emit(op.add(conv(emit, x, channels, 1), large))
+        return [conv(emit, value, 8, 2), conv(emit, small, 8, 3)]
+
+    report = verify(module(build, shape), device=opencl_device.info.index)
+    assert report.ok, (report.first_wrong, report.outputs)
+    assert report.worst < TOLERANCE
+    assert report.compiled is not None
+    rows = report.compiled.report.composites
+    assert rows["conv2d.enlarged"] == 1
+    assert "resize2d.chain" not in rows
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"method": "cubic"}, "method"),
+        ({"above": 1}, "`up.shape == conv.shape and output.shape == conv.shape` does not hold"),
+        ({"groups": 2}, "groups"),
+    ],
+)
+def test_near_misses_of_a_level(change: dict[str, Any], reason: str) -> None:
+    plan = plan_fusion(normalise(module(lambda emit, x: level(emit, x, **change))), load_table())
+    assert "conv2d.enlarged" not in [match.row for match in plan.matches]
+    reasons = [decision.reason for decision in plan.decisions if decision.row == "conv2d.enlarged"]
+    assert any(reason in why for why in reasons), reasons

@@ -82,6 +82,13 @@ def pyramid(emit: Any, value: Any, *channels: int) -> Any:
     return emit(op.concat(large, axis=1)) if len(large) > 1 else large[0]
 
 
+def levels(emit: Any, value: Any, channels: int, method: str, mode: str, rounding: str) -> Any:
+    """A step down a feature pyramid: the level above, enlarged, and this level's convolution."""
+    above = conv(emit, emit(nn.max_pool2d(value, [2, 2], [2, 2])), channels, 3, seed=16, **SAME)
+    own = emit(op.add(conv(emit, value, channels, seed=17), const((1, channels, 1, 1), 18)))
+    return emit(op.add(own, resized(method, mode, rounding, (10, 10))(emit, above)))
+
+
 def group_norm(emit: Any, value: Any, groups: int, axes: tuple[int, int] = (2, 3)) -> Any:
     vectors = [const((int(value.ty.shape.values[1]),), seed) for seed in (31, 32)]
     return emit(nn.group_norm(value, *vectors, num_groups=groups, channel_axis=1, axes=list(axes)))
@@ -573,6 +580,15 @@ CASES: dict[str, dict[str, Callable[[], tvm.IRModule]]] = {
         ),
         "many pixels, residual": read_on(
             lambda e, x: e(op.add(group_norm(e, conv(e, x, 8), 1), x)), (1, 8, 36, 40)
+        ),
+    },
+    "conv2d.enlarged": {
+        "nearest, bias": between(lambda e, v: levels(e, v, 8, "nearest_neighbor", "asymmetric", "floor")),
+        "linear, odd channels, relu": between(
+            lambda e, v: e(nn.relu(levels(e, v, 7, "linear", "half_pixel", "")))
+        ),
+        "linear, corners, x * sigmoid(x)": between(
+            lambda e, v: epilogue(e, levels(e, v, 12, "linear", "align_corners", ""), 12)
         ),
     },
     "concat.chain": {

@@ -28,6 +28,7 @@ ROWS = [
     "conv2d.first.max_pool",
     "conv2d.prologue",
     "conv2d.concat",
+    "conv2d.enlarged",
     "conv2d.depthwise",
     "conv2d.depthwise.to_nhwc",
     "conv2d.depthwise.prologue",

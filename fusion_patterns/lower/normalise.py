@@ -27,6 +27,7 @@ Each function of the module goes into dataflow blocks, and then through these re
     concat(x, enlarged a, enlarged b)    -> concat(x, concat(enlarged a, enlarged b))  (:mod:`.resizing`)
     x + enlarged pixel                   -> x + pixel
     turn(x * C), to channels first       -> turn(x) * turn(C)
+    sum(stack(a, b, c)), that axis       -> a + b + c                                (:mod:`.sums`)
     reshape, astype, broadcast_to, permute_dims that change nothing -> their input
     expand_dims, squeeze                 -> reshape
     reshape(reshape(x))                  -> reshape(x)
@@ -51,7 +52,7 @@ from tvm.ir import Call
 from tvm.ir import Tuple as RelaxTuple
 from tvm_ffi import structural_equal
 
-from fusion_patterns.lower import affine, channels, integers, resizing
+from fusion_patterns.lower import affine, channels, integers, resizing, sums
 from fusion_patterns.lower.channels_last import channels_first
 from fusion_patterns.lower.fold import fold_constants
 from fusion_patterns.lower.recognise import recognise_call_tir
@@ -221,6 +222,7 @@ _RULES: dict[str, list[Rule]] = {
     "call_tir": [recognise_call_tir],
     "permute_dims": [_unmoved, channels.constants_behind_turn],
     "mean": [_one_pixel],
+    "sum": [sums.sum_of_parts],
     "nn.avg_pool2d": [_whole_window],
     "dequantize": [integers.round_trip],
     "nn.adaptive_avg_pool2d": [_unchanged, _equal_windows],
