@@ -273,6 +273,8 @@ class Operands:
         if op == "nn.batch_norm":
             raise Infeasible("no instances of operators with several results")
         axes = self._attr(label, "axes", ([-1],)) if op in ("nn.layer_norm", "nn.rms_norm") else [1]
+        if not -len(shape) <= axes[0] < len(shape):
+            raise Infeasible(f"no axis {axes[0]} in {len(shape)} dimensions")
         along = shape[axes[0]]
         for slot in slots[1:]:
             if slot.value is None:
