@@ -5,7 +5,8 @@
 #   make test-slow  the other tests
 #   make docs       the documentation as HTML, in build/docs
 #   make corpus     every real network: compile, run, verify; ARGS="--only 'tv_*' --jobs 2 --stock-compile"
-#   make bench-match, make kernel-counts    matching and kernel counts beside stock TVM's
+#   make bench-match    times of matching beside stock TVM's; ARGS="-k ow_ppocrv4_det"
+#   make kernel-counts  numbers of kernels beside stock TVM's; ARGS="--networks tv_resnet50"
 #   make fuzz       5,000 generated modules through everything, resumable; ARGS="--modules 600 --seed 1"
 #   make bench-device             times on an OpenCL device beside stock TVM; ARGS="--networks tv_resnet18"
 #   make clean      remove what the other targets made
