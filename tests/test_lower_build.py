@@ -182,10 +182,10 @@ def test_a_kernel_with_faults_does_not_stop_the_others(monkeypatch: pytest.Monke
         fused = fuse(placed)
     stock = kernels._codegen
 
-    def refuse(gv: Any, kernel: Any, on: Any) -> str:
+    def refuse(gv: Any, kernel: Any, on: Any, aligned: bool) -> str:
         if "pack" in str(gv.name_hint):
             raise kernels.KernelFault("not today")
-        return stock(gv, kernel, on)
+        return stock(gv, kernel, on, aligned)
 
     monkeypatch.setattr(kernels, "_codegen", refuse)
     lowered = lower(fused, target)
