@@ -172,14 +172,7 @@ class _Kernel:
             last = sch.cache_write(last, 0, "local")
         shape = self._shape(last)
         if unpack is not None:
-            self.channel_axis = channel_axis(sch, unpack)
-            channels = self._shape(unpack)[self.channel_axis]
-            # before anything is guarded: TVM would put the guard of the lanes in place of any other
-            sch.reverse_compute_inline(unpack)
-            if channels > LANES and channels % LANES:
-                # nor does it see what a thread reads of a block behind such a guard: it comes back at the end
-                without_guard(sch, last)
-                self.guarded = str(sch.get(last).name_hint)
+            self._write_plain(last, unpack)
         if inner is not None:
             return self._windows(last, stages, inner, pads)
         if few:
@@ -188,6 +181,27 @@ class _Kernel:
             return self._flat_result(last, shape)
         if self._averages_a_convolution():
             return self._pooled(last, stages, pads)
+        return self._tiled(last, shape, stages, pads)
+
+    def _write_plain(self, last: Any, unpack: Any) -> None:
+        """Write the result where ``unpack`` would, lane by lane, before anything is guarded.
+
+        TVM would put the guard of the lanes in place of any other. Nor does it see what a thread reads of a block
+        behind such a guard: it is taken away, and comes back at the end.
+        """
+        sch = self.sch
+        self.channel_axis = channel_axis(sch, unpack)
+        channels = self._shape(unpack)[self.channel_axis]
+        sch.reverse_compute_inline(unpack)
+        if channels > LANES and channels % LANES:
+            without_guard(sch, last)
+            self.guarded = str(sch.get(last).name_hint)
+
+    def _tiled(
+        self, last: Any, shape: tuple[int, ...], stages: list[Any], pads: dict[int, Any]
+    ) -> s_tir.Schedule:
+        """A thread computes a tile of the result, or a share of each sum of it."""
+        sch = self.sch
         names = [str(sch.get(block).name_hint) for block in self.reductions]
         if "pool2d_max" in names and len(names) > 1:
             # each thread would compute all pixels of its windows for itself
