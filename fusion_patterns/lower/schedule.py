@@ -391,7 +391,7 @@ class _Kernel:
         if threads < min(FEWEST_THREADS, texels):
             raise ValueError(f"{texels} texels of a group of channels can't be shared evenly by many threads")
         if unpack is not None:
-            sch.reverse_compute_inline(unpack)
+            self._write_plain(last, unpack)
 
         def read(share: Any, loop: Any) -> None:
             self._cache(share, 0, loop)
@@ -454,9 +454,12 @@ class _Kernel:
                 stages.insert(0, block)
             else:
                 sch.compute_inline(block)
-        if unpack is not None:
-            sch.reverse_compute_inline(unpack)
         shape = self._shape(last)
+        if self.lanes_apart:
+            stages.append(last)
+            last = sch.cache_write(last, 0, "local")
+        if unpack is not None:
+            self._write_plain(last, unpack)
         tile = choose_norm(shape, self.max_threads, self.tiles, convolves=bool(convolutions))
         if data is None:
             readers = [*sums, *stages, last]
@@ -465,9 +468,6 @@ class _Kernel:
             data = sch.cache_read(sums[0], self._operand(sums[0], 0), "shared", consumer_blocks=readers)
         elif self._is_reduction(data):
             data = sch.cache_write(data, 0, "local")
-        if self.lanes_apart:
-            stages.append(last)
-            last = sch.cache_write(last, 0, "local")
         own, thread = schedule_norm(
             sch, last, stages, data, sums, tile, whole=not self.is_plain, apart=self.lanes_apart
         )
