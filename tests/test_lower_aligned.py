@@ -78,3 +78,14 @@ def test_rows_that_four_does_not_divide_are_written_right(opencl_device: Device,
     (result,) = Session(compiled.manifest, opencl_device).run([data])
     (wanted,) = Reference(mod).run({"x": data})
     assert np.abs(result - wanted).max() < 1e-5 * np.abs(wanted).max()
+
+
+@pytest.mark.parametrize(("profile", "wanted"), [("nvidia-opencl", True), ("pocl", False)])
+def test_the_profile_says_how_vectors_are_accessed(profile: str, wanted: bool) -> None:
+    def build(emit: Any, x: Any) -> list[Any]:
+        return [emit(nn.conv2d(x, const((8, 8, 1, 1), 1)))]
+
+    compiled = compile_module(graph(build, [var("x", (1, 8, 6, 4))]), profile=profile)
+    sources = "".join(kernel.source for kernel in compiled.manifest.kernels.values())
+    assert ("((__global float4*)" in sources) == wanted
+    assert ("vload4(0, weight_ptr" in sources) != wanted

@@ -187,7 +187,7 @@ def _lower_one(
         attempts = [[dlight.gpu.Fallback()], [PlainLoops()]]
         if not tvm_compat.sums_in_groups(func):
             attempts.insert(0, fallback_rules())
-        done = _first_that_lowers(name, func, target, attempts)
+        done = _first_that_lowers(name, func, target, attempts, tiles.aligned)
         return done if isinstance(done, str) else (*done, None)
     tile = measured.get(kernel_key(func)) if measured else None
     left_aside = None
@@ -214,11 +214,11 @@ def lower_packed(
     PrimFunc, or why there are none.
     """
     attempts = [[PackedKernel(apart, tiles, tile)] for apart in lanes_apart]
-    return _first_that_lowers(name, func, target, attempts)
+    return _first_that_lowers(name, func, target, attempts, tiles.aligned)
 
 
 def _first_that_lowers(
-    name: str, func: Any, target: Any, attempts: Iterable[list[Any]]
+    name: str, func: Any, target: Any, attempts: Iterable[list[Any]], aligned: bool
 ) -> tuple[LoweredFunc, Any] | str:
     """Schedule by the first rules whose result can be lowered."""
     name, func = name.replace(".", "_"), with_c_names(func)
@@ -230,7 +230,7 @@ def _first_that_lowers(
         except Exception as error:  # a rule may raise anything; the next one is tried
             fault = first_line(error)
             continue
-        done, faults = lower_kernels({name: mod[name]}, target)
+        done, faults = lower_kernels({name: mod[name]}, target, aligned=aligned)
         if name in done:
             return done[name], mod[name]
         fault = faults[name]

@@ -62,7 +62,7 @@ class Tiles(_Data):
     ``threads``: so many work items keep the device busy. ``group``: work items of a work group.
     ``accumulators``: texels that a work item keeps in registers while it sums. ``split``: over how many
     work items of a group one sum may be split, through local memory; 1 where work items are few and
-    barriers dear.
+    barriers dear. ``aligned``: whether aligned vectors of a buffer go through a vector's pointer, not ``vload4``.
     """
 
     threads: PositiveInt = 8192
@@ -70,6 +70,7 @@ class Tiles(_Data):
     accumulators: PositiveInt = 8
     split: PositiveInt = 1
     local_bytes: PositiveInt = 16384
+    aligned: bool = True
 
 
 class TunedTile(_Data):
