@@ -19,13 +19,14 @@ HEAD = (
     "stock texture / ours",
 )
 WORDS = {
-    "convolution": "conv",
+    "convolution": "conv depthwise",
     "dense": "dense matmul",
+    "norm": "norm lrn",
     "pooling": "pool mean",
     "concat": "concat concatenate",
     "resize": "resize",
     "conversion": "layout >",
-    "shuffle": "shuffle slice strided split transpose reshape take gather",
+    "shuffle": "shuffle slice strided split transpose reshape take gather move",
     "elementwise": "elementwise add subtract multiply divide relu leakyrelu clip sigmoid tanh exp power maximum "
     "minimum cast",
 }

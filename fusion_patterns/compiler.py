@@ -105,7 +105,7 @@ def pipeline(table: TableLike = None, *, profile: ProfileLike = None) -> Any:
     """A Relax pipeline for ``relax.build(mod, target, relax_pipeline=pipeline(table))``.
 
     Fuses, places, schedules, and lowers to what TVM's VM runs. The target is the current one or the one that
-    ``relax.build`` is given.
+    ``relax.build`` is given. TVM prints the OpenCL C, so a profile's ``aligned`` says nothing here.
     """
     loaded = load_table(table)
     tvm_compat.prepare()

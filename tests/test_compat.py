@@ -199,7 +199,7 @@ def stores(scheduled: Any, pipeline: Any) -> tuple[list[int], str]:
             lanes.append(int(tvm.DataType(str(call.args[-1].ty.dtype)).lanes))
 
     structural_walk(kernel.body, (tvm.ir.Call, visit))
-    return lanes, _codegen(gv, kernel, texture_target())
+    return lanes, _codegen(gv, kernel, texture_target(), False)
 
 
 LANE_BY_LANE = re.compile(r"for \(int (\w+) = 0; \1 < 4; ..\1\) {\s*float4 \w+ = \w+\[\1\];\s*write_imagef\(")

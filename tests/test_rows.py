@@ -514,11 +514,11 @@ CASES: dict[str, dict[str, Callable[[], tvm.IRModule]]] = {
                 e, e(op.add(conv(e, x, 8, 3, **SAME), const((1, 8, 1, 1), 9))), 3, padding=[1, 1]
             )
         ),
-        "odd channels, rounded up, epilogue of the maxima": after(
+        "odd channels, rounded up, epilogue of the maxima": read_on(
             lambda e, x: epilogue(e, windows(e, conv(e, x, 7, 3, **SAME), 3, ceil_mode=True), 7),
             (2, 5, 9, 12),
         ),
-        "odd channels, residual": after(
+        "odd channels, residual": read_on(
             lambda e, x: windows(e, e(nn.relu(e(op.add(conv(e, x, 6, 3, **SAME), x))))), (2, 6, 9, 11)
         ),
         "gelu": after(lambda e, x: windows(e, e(nn.gelu(conv(e, x, 8, 3, **SAME))), 3, padding=[1, 1])),
@@ -530,7 +530,7 @@ CASES: dict[str, dict[str, Callable[[], tvm.IRModule]]] = {
             ),
             (1, 3, 32, 28),
         ),
-        "odd channels": after(lambda e, x: epilogue(e, windows(e, conv(e, x, 10, 3)), 10), (2, 3, 14, 12)),
+        "odd channels": read_on(lambda e, x: epilogue(e, windows(e, conv(e, x, 10, 3)), 10), (2, 3, 14, 12)),
     },
     "conv2d.concat": {
         "two parts": between(lambda e, v: conv(e, parts(e, v, 8, 4), 8, 3, **SAME)),

@@ -67,7 +67,8 @@ def normalise(mod: tvm.IRModule) -> tvm.IRModule:
             func = Rewriter(out, _RULES).function(func)
             moved = channels_first(func)
             if moved is not func:
-                func = Rewriter(out, _RULES).function(moved)
+                # what is dead would count as a reader of what it reads
+                func = Rewriter(out, _RULES).function(relax.analysis.remove_all_unused(moved))
             out.update_func(gv, func)
     passes = [relax.transform.CanonicalizeBindings(), relax.transform.DeadCodeElimination(_roots(mod))]
     out = tvm.transform.Sequential(passes)(out)
