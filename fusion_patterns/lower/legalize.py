@@ -33,8 +33,8 @@ from . import packed
 from .convolution import conv2d, conv2d_transpose
 from .dense import dense, elementwise_rows
 from .front import Front, fronts_of, on_front
-from .norm import layer_norm
-from .normalisation import group_norm
+from .group_norm import group_norm
+from .layer_norm import layer_norm
 from .packed import Packed
 from .pooling import adaptive_pool, channel_pool, global_pool, pads_of, pool2d, window_max
 from .scalars import scalar_expression

@@ -20,10 +20,10 @@ from tvm_ffi import structural_walk
 from ..place.layouts import LANES
 from ..place.needs import ROW_RANK
 from ..place.profiles import Tiles
+from .group_norm import GROUP_NORM
 from .guards import channel_axis, guard_lanes, without_guard
+from .layer_norm import SUMS, choose_norm, schedule_norm
 from .local_memory import check_local_memory
-from .norm import SUMS, choose_norm, schedule_norm
-from .normalisation import GROUP_NORM
 from .pooled import schedule_pooled
 from .pooling import REACH, STRIDES
 from .split import REDUCE, inside, split_sums
@@ -113,7 +113,7 @@ def tile_space(
 
 def _kernel(func: Any, max_threads: int, tile: Tile | None, lanes_apart: bool, tiles: Tiles) -> _Kernel:
     kernel = _Kernel(s_tir.Schedule(func), max_threads, tile, lanes_apart, tiles)
-    if not (kernel.has_few_results() or kernel.norm_sums() or kernel.maxima or kernel.normalises()):
+    if not (kernel.has_few_results() or kernel.norm_sums() or kernel.maxima or kernel.normalises_groups()):
         return kernel
     # casts between indices of two widths would hide from TVM what a thread reads
     narrow = tirx.transform.ForceNarrowIndexToInt32()(IRModule({"main": func}))["main"]
@@ -152,12 +152,12 @@ class _Kernel:
 
     def _run(self) -> s_tir.Schedule:
         sch, few = self.sch, self.has_few_results()
-        if self.normalises():
-            return self._normalised()
+        if self.normalises_groups():
+            return self._group_norm()
         unpack = self.blocks.pop() if self.is_plain else None
         last = self.blocks[-1]
         if self.norm_sums():
-            return self._norm(last, unpack)
+            return self._layer_norm(last, unpack)
         pads = {id(r): self._pad_of(r) for r in self.reductions}
         for key, pad in pads.items():
             if pad is not None and self._is_shared(pad):
@@ -369,11 +369,11 @@ class _Kernel:
 
     # A norm over groups of channels --------------------------------------------------------------------------
 
-    def normalises(self) -> bool:
+    def normalises_groups(self) -> bool:
         """Whether the kernel normalises groups of channels."""
         return any(str(self.sch.get(block).name_hint).startswith(GROUP_NORM) for block in self.reductions)
 
-    def _normalised(self) -> s_tir.Schedule:
+    def _group_norm(self) -> s_tir.Schedule:
         """A work group has a group of channels: see :func:`.vectors.schedule_groups`."""
         sch = self.sch
         unpack = self.blocks.pop() if self.is_plain else None
@@ -436,8 +436,8 @@ class _Kernel:
         """The sums of a layer norm, if the kernel is one."""
         return [b for b in self.reductions if str(self.sch.get(b).name_hint).startswith(SUMS)]
 
-    def _norm(self, last: Any, unpack: Any) -> s_tir.Schedule:
-        """See :mod:`.norm`."""
+    def _layer_norm(self, last: Any, unpack: Any) -> s_tir.Schedule:
+        """See :mod:`.layer_norm`."""
         sch, sums = self.sch, self.norm_sums()
         convolutions = [block for block in self.reductions if block not in sums]
         pads = [self._pad_of(block) for block in convolutions]
