@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from math import prod
 from typing import Any
 
+import numpy as np
 import pytest
-from modules import const, graph, nn, texture_target, var, weight
+from modules import array, const, graph, nn, texture_target, var, weight
 from tvm import relax
 from tvm.relax import op
 
 from fusion_patterns import compile_module, load_table, plan_fusion, verify
 from fusion_patterns.lower.schedule import max_threads
-from fusion_patterns.lower.tiles import DEFAULT
-from fusion_patterns.lower.windows import MOST_AGAIN, Windows, choose_cut
+from fusion_patterns.lower.tiles import DEFAULT, TEXEL_BYTES, Work, choose_tile
+from fusion_patterns.lower.windows import MOST_AGAIN, Cut, Windows, choose_cut
 from fusion_patterns.place.profiles import load_profile
-from fusion_patterns.run import Device
+from fusion_patterns.reference import Reference
+from fusion_patterns.run import Device, Session
 
 ROWS = ("conv2d.max_pool", "conv2d.first.max_pool")
 TWO = {"pool_size": [2, 2], "strides": [2, 2]}
@@ -108,7 +111,7 @@ def test_a_result_that_others_read_is_written() -> None:
     ("shape", "kernel", "pool", "why"),
     [
         ((1, 64, 140, 140), 3, THREE, "pool.strides[0] >= pool.pool_size[0]"),
-        ((1, 64, 12, 12), 3, TWO, "conv.N * conv.C * conv.H * conv.W >= 131072"),
+        ((1, 64, 20, 20), 3, TWO, "conv.N * conv.C * conv.H * conv.W >= 131072"),
         (
             (1, 8, 14, 14),
             3,
@@ -160,7 +163,7 @@ def test_a_cut_divides_and_fits(
     tiles: Any, shape: tuple[int, ...], reach: tuple[int, int], strides: tuple[int, int]
 ) -> None:
     threads = max_threads(texture_target())
-    inner = Windows(None, reach, strides, taps=9, long=36)
+    inner = Windows(None, reach, strides, kernel=(3, 3), long=36)
     cut = choose_cut(shape, inner, threads, tiles)
     for full, count in zip(shape[1:4], cut.windows, strict=True):
         assert full % count == 0
@@ -179,7 +182,7 @@ def test_a_cut_divides_and_fits(
 
 
 def test_a_cut_keeps_the_device_busy_and_its_threads_large() -> None:
-    inner = Windows(None, (2, 2), (2, 2), taps=9, long=576)
+    inner = Windows(None, (2, 2), (2, 2), kernel=(3, 3), long=252)
     large = choose_cut((1, 16, 112, 112, 4), inner, 256, DEFAULT)
     assert prod(large.tile) == DEFAULT.accumulators
     small = choose_cut((1, 16, 14, 14, 4), inner, 256, DEFAULT)
@@ -188,4 +191,87 @@ def test_a_cut_keeps_the_device_busy_and_its_threads_large() -> None:
 
 def test_no_rectangle_fits() -> None:
     with pytest.raises(ValueError, match="no rectangle of its windows that fits into 16384 bytes"):
-        choose_cut((1, 8, 53, 53, 4), Windows(None, (3, 3), (2, 2), taps=9, long=252), 256, DEFAULT)
+        choose_cut((1, 8, 53, 53, 4), Windows(None, (3, 3), (2, 2), kernel=(3, 3), long=252), 256, DEFAULT)
+
+
+# Long sums of small images ----------------------------------------------------------------------------------
+
+SAME = {"padding": [1, 1]}
+
+
+def residual(emit: Any, x: Any) -> Any:
+    value = emit(op.add(emit(nn.conv2d(x, weight((260, 260, 1, 1)))), x))
+    return emit(nn.max_pool2d(emit(nn.gelu(value)), **THREE))
+
+
+BOTH, ADRENO, NVIDIA = ("adreno", "nvidia-opencl"), ("adreno",), ("nvidia-opencl",)
+LONG_SUMS: dict[str, tuple[Any, tuple[str, ...]]] = {
+    "windows overlap": (lambda: pooled((1, 64, 13, 13), 256, 3, THREE, **SAME), ADRENO),
+    "odd channels, batch": (lambda: pooled((2, 61, 13, 13), 30, 3, THREE, **SAME), NVIDIA),
+    "padding of the pool": (
+        lambda: pooled((1, 40, 11, 15), 22, 3, {**THREE, "padding": [1, 1]}, **SAME),
+        BOTH,
+    ),
+    "rounded up": (lambda: pooled((2, 64, 12, 12), 126, 3, {**THREE, "ceil_mode": True}, **SAME), ADRENO),
+    "windows apart": (lambda: pooled((1, 64, 14, 14), 64, 3, TWO, **SAME), ADRENO),
+    "1x1": (lambda: pooled((1, 260, 13, 13), 32, 1, THREE), BOTH),
+    "stride": (lambda: pooled((1, 64, 27, 27), 32, 3, THREE, strides=[2, 2], **SAME), BOTH),
+    "residual, and lanes that no vector has": (lambda: graph(residual, [var("x", (1, 260, 13, 13))]), BOTH),
+}
+"""Modules, and the profiles by which they become one kernel: the others leave them two."""
+
+
+@pytest.mark.opencl
+@pytest.mark.parametrize("profile", [*BOTH, "pocl"])
+@pytest.mark.parametrize("name", LONG_SUMS)
+def test_long_sums_of_a_small_image(opencl_device: Device, name: str, profile: str) -> None:
+    build, fused = LONG_SUMS[name]
+    mod = build()
+    compiled = compile_module(mod, profile=profile)
+    data = array([int(d) for d in mod["main"].params[0].ty.shape.values], 9)
+    (result,) = Session(compiled.manifest, opencl_device).run([data])
+    (wanted,) = Reference(mod).run({"x": data})
+    assert result.shape == wanted.shape
+    assert np.abs(result - wanted).max() < 1e-5 * np.abs(wanted).max()
+    assert wanted.std() > 0
+    if profile in fused:
+        assert compiled.report.composites == {ROWS[0]: 1}, reasons(compiled)
+    else:
+        (reason,) = reasons(compiled)
+        assert ("splits none" if profile == "pocl" else "no cut of its long sums") in reason
+
+
+def split_cut(shape: tuple[int, ...], profile: str, reach: int, inputs: int) -> Cut:
+    """The cut of 3x3 sums whose windows begin two pixels apart; ``shape``: the packed result."""
+    inner = Windows(None, (reach, reach), (2, 2), kernel=(3, 3), long=9 * inputs, shares=inputs // 4)
+    return choose_cut(shape, inner, 256, load_profile(profile).tiles)
+
+
+@pytest.mark.parametrize("profile", BOTH)
+@pytest.mark.parametrize("shape", [(1, 64, 6, 6, 4), (4, 64, 6, 6, 4), (1, 64, 4, 6, 4)])
+def test_a_split_cut_divides_and_fits(profile: str, shape: tuple[int, ...]) -> None:
+    tiles = load_profile(profile).tiles
+    cut = split_cut(shape, profile, 3, 256)
+    assert 1 <= cut.split <= tiles.split
+    assert all(full % count == 0 for full, count in zip(shape[1:4], cut.windows, strict=True))
+    assert cut.threads == cut.split * prod(cut.pixels) // prod(cut.tile) <= 256
+    copies = cut.split + 1 if cut.split > 1 else 1
+    assert copies * prod(cut.pixels) * TEXEL_BYTES <= tiles.local_bytes
+    assert prod(cut.tile) <= tiles.accumulators
+
+
+def test_where_windows_are_apart_a_thread_has_the_tile_of_the_convolution_alone() -> None:
+    tiles = load_profile("adreno").tiles
+    alone = choose_tile(Work((1, 128, 14, 14, 4)), 256, tiles, shares=128)
+    cut = split_cut((1, 128, 7, 7, 4), "adreno", 2, 512)
+    assert cut.tile == (alone.blocks, alone.rows, alone.columns)
+    assert cut.split == alone.split > 1
+
+
+@pytest.mark.parametrize("profile", BOTH)
+def test_what_a_group_shares_fits_into_local_memory(profile: str) -> None:
+    manifest = compile_module(LONG_SUMS["padding of the pool"][0](), profile=profile).manifest
+    (kernel,) = [k for k in manifest.kernels.values() if "max_pool" in k.source]
+    shared = re.findall(r"__local float(4?) \w+\[(\d+)\]", kernel.source)
+    taken = sum(4 * int(count) * (4 if vector else 1) for vector, count in shared)
+    assert 0 < taken <= load_profile(profile).tiles.local_bytes

@@ -522,6 +522,9 @@ CASES: dict[str, dict[str, Callable[[], tvm.IRModule]]] = {
             lambda e, x: windows(e, e(nn.relu(e(op.add(conv(e, x, 6, 3, **SAME), x))))), (2, 6, 9, 11)
         ),
         "gelu": after(lambda e, x: windows(e, e(nn.gelu(conv(e, x, 8, 3, **SAME))), 3, padding=[1, 1])),
+        "a long sum": after(
+            lambda e, x: windows(e, e(nn.relu(conv(e, x, 22, 3, **SAME))), 3, padding=[1, 1]), (1, 40, 11, 15)
+        ),
     },
     "conv2d.first.max_pool": {
         "the stem of a residual network": after(

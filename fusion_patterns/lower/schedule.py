@@ -174,7 +174,7 @@ class _Kernel:
         if unpack is not None:
             self._write_plain(last, unpack)
         if inner is not None:
-            return self._windows(last, stages, inner, pads)
+            return self._windows(last, shape, stages, inner, pads)
         if few:
             return self._vectors(last, shape, pads, stages)
         if len(shape) != DATA_RANK:
@@ -498,15 +498,20 @@ class _Kernel:
         sums = [
             int(v.dom.extent) for v in sch.get(self.reductions[0]).iter_vars if int(v.iter_type) == REDUCE
         ]
-        return Windows(pixel, (reach[0], reach[1]), (strides[0], strides[1]), prod(sums[1:3]), prod(sums))
+        shares = sums[0] if str(sch.get(self.reductions[0]).name_hint).startswith(SPLITTABLE) else 1
+        kernel = sums[1], sums[2]
+        return Windows(pixel, (reach[0], reach[1]), (strides[0], strides[1]), kernel, prod(sums), shares)
 
-    def _windows(self, last: Any, stages: list[Any], inner: Windows, pads: dict[int, Any]) -> s_tir.Schedule:
+    def _windows(
+        self, last: Any, shape: tuple[int, ...], stages: list[Any], inner: Windows, pads: dict[int, Any]
+    ) -> s_tir.Schedule:
         """See :mod:`.windows`."""
         sch, (convolution,) = self.sch, self.reductions
-        cut = choose_cut(self._shape(last), inner, self.max_threads, self.tiles)
+        cut = choose_cut(shape, inner, self.max_threads, self.tiles)
         whole, apart = not self.is_plain, self.lanes_apart
-        thread = schedule_windows(sch, last, stages, inner.pixel, cut, whole=whole, apart=apart)
-        self._reduce(convolution, pads[id(convolution)], thread)
+        sums = convolution, self._share_axis(convolution)
+        total, thread = schedule_windows(sch, last, stages, inner.pixel, sums, cut, whole=whole, apart=apart)
+        self._reduce(total, pads[id(convolution)], thread)
         return sch
 
     # Reading the function -----------------------------------------------------------------------------------

@@ -6,7 +6,8 @@
     every thread   takes the maximum of a window, or of several, and stores the texel
 
 The convolution's result is never written to memory. Where windows overlap, neighbouring groups compute the pixels
-between them twice; a large rectangle has few of those.
+between them twice; a large rectangle has few of those. Long sums of few pixels are split over the group's threads, as a
+convolution's are that writes its result (see :mod:`.split`).
 """
 
 from __future__ import annotations
@@ -14,14 +15,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
-from math import prod
+from math import gcd, prod
 from typing import Any
 
 from tvm import s_tir
 
+from ..place.layouts import LANES
 from ..place.profiles import Tiles
-from .split import inside
-from .tiles import TEXEL_BYTES
+from .split import cut_sums, inside, share_sums
+from .tiles import TEXEL_BYTES, Tile, Work, choose_tile
 
 __all__ = ["Cut", "Windows", "choose_cut", "schedule_windows"]
 
@@ -29,6 +31,10 @@ MOST_BLOCKS = 4
 MOST_PIXELS = 16
 MOST_AGAIN = 32
 """A pixel's way to memory and back takes about as long as so many products of a sum do."""
+LONG = 256
+"""A sum of more products is long: few pixels may be computed twice."""
+FEW = 131072
+"""So many long sums keep a device busy without being split."""
 WAVE = 64
 """So many threads of a group run in step on many devices; a part of that many idles."""
 
@@ -36,13 +42,20 @@ WAVE = 64
 @dataclass(frozen=True)
 class Windows:
     """What the maxima are taken of: the block that writes the pixels; the rows and columns that a window spans, and
-    how far apart windows begin; how many ``taps`` the convolution's kernel has, and how ``long`` its sums are."""
+    how far apart windows begin; the (rows, columns) of the convolution's ``kernel``, how ``long`` its sums are, and
+    into how many ``shares`` they can be cut."""
 
     pixel: Any
     reach: tuple[int, int]
     strides: tuple[int, int]
-    taps: int
+    kernel: tuple[int, int]
     long: int
+    shares: int = 1
+
+    def splits(self, shape: tuple[int, ...]) -> bool:
+        """Whether sums have to be split, of pixels of the packed ``shape`` (N, C/4, H, W, 4)."""
+        overlaps = any(length > step for length, step in zip(self.reach, self.strides, strict=True))
+        return self.long > LONG and (overlaps or prod(shape) < FEW)
 
 
 @dataclass(frozen=True)
@@ -50,47 +63,69 @@ class Cut:
     """How the work is cut.
 
     ``windows``: those of a group (blocks of four channels, rows, columns); ``pixels``: the pixels of the convolution
-    that they meet, likewise; ``tile``: how many of those a thread computes, likewise.
+    that they meet, likewise; ``tile``: how many of those a thread computes, likewise; ``split``: over how many threads
+    the sums of a tile are split.
     """
 
     windows: tuple[int, int, int]
     pixels: tuple[int, int, int]
     tile: tuple[int, int, int]
+    split: int = 1
+
+    @property
+    def sums(self) -> Tile:
+        """The cut of the convolution alone."""
+        blocks, rows, columns = (whole // own for whole, own in zip(self.pixels, self.tile, strict=True))
+        return Tile(*self.tile, (blocks, rows, columns), self.split)
 
     @property
     def threads(self) -> int:
         """Work items of a group."""
-        return prod(self.pixels) // prod(self.tile)
+        return self.sums.threads
 
     @property
     def local_bytes(self) -> int:
-        """Local memory of a group in bytes, pixels of float32."""
-        return TEXEL_BYTES * prod(self.pixels)
+        """Local memory of a group in bytes, pixels of float32: all shares of a sum at once, and what they add up to."""
+        return TEXEL_BYTES * prod(self.pixels) * (self.split + 1 if self.split > 1 else 1)
 
 
 def choose_cut(shape: tuple[int, ...], inner: Windows, max_threads: int, tiles: Tiles) -> Cut:
     """The cut that costs least, by what a thread loads for each sum, what is computed twice, and who idles.
 
-    ``shape``: the packed result (N, C/4, H, W, 4). Raises ``ValueError`` if no rectangle of windows fits into local
-    memory without more pixels being computed twice than is worth it.
+    ``shape``: the packed result (N, C/4, H, W, 4). Where windows overlap or pixels are few, long sums are split.
+    Raises ``ValueError`` if no rectangle of windows fits into local memory without more pixels being computed twice
+    than is worth it; if long sums have to be split and the profile splits none, or no cut is as good as the one of a
+    convolution that writes its pixels.
     """
     batch, blocks, *image = shape[:4]
     spans = [
         [(count, (count - 1) * stride + length) for count in _divisors(full)]
         for full, length, stride in zip(image, inner.reach, inner.strides, strict=True)
     ]
-    needed = prod(span[-1][1] for span in spans)
+    packed = batch, blocks, *(span[-1][1] for span in spans), LANES
+    alone = _alone(packed, inner, max_threads, tiles) if inner.splits(packed) else None
     best: tuple[tuple[float, ...], Cut] | None = None
     for (rows, height), (columns, width) in product(*spans):
         rectangles = (image[0] // rows) * (image[1] // columns)
-        again = rectangles * height * width / needed - 1
-        if height * width * TEXEL_BYTES > tiles.local_bytes or again * inner.long > MOST_AGAIN:
+        again = rectangles * height * width / prod(packed[2:4]) - 1
+        if height * width * TEXEL_BYTES > tiles.local_bytes:
             continue
-        for cut in _cuts(blocks, (rows, columns), (height, width), max_threads, tiles):
+        if alone is None and again * inner.long > MOST_AGAIN:
+            continue
+        shares = 1 if alone is None else inner.shares
+        for cut in _cuts(blocks, (rows, columns), (height, width), shares, max_threads, tiles):
             groups = batch * rectangles * (blocks // cut.windows[0])
-            cost = _cost(cut, groups, inner.taps, tiles)
+            cost = _cost(cut, groups, inner.kernel, tiles, slides=alone is not None)
+            if alone is not None:
+                own, limit = alone
+                if cost[0] > limit or prod(cut.tile) < prod(own.tile):
+                    continue
+                # a guess at what costs less is no reason to leave the convolution's own tile
+                cost = again > 0 or (cut.tile, cut.split) != (own.tile, own.split), *cost
             if best is None or cost < best[0]:
                 best = cost, cut
+    if best is None and alone is not None:
+        raise ValueError("no cut of its long sums is as good as that of a convolution that writes its pixels")
     if best is None:
         raise ValueError(
             f"no rectangle of its windows that fits into {tiles.local_bytes} bytes of local memory shares few enough "
@@ -99,35 +134,63 @@ def choose_cut(shape: tuple[int, ...], inner: Windows, max_threads: int, tiles: 
     return best[1]
 
 
+def _alone(shape: tuple[int, ...], inner: Windows, max_threads: int, tiles: Tiles) -> tuple[Cut, float]:
+    """The cut of a convolution that writes its pixels, of packed ``shape``, and what it costs.
+
+    Raises ``ValueError`` if the profile splits no sums.
+    """
+    if tiles.split == 1:
+        raise ValueError(
+            f"sums of {inner.long} would have to be split, since its windows overlap or its pixels are few, and the "
+            "profile splits none"
+        )
+    work = Work(shape)
+    tile = choose_tile(work, max_threads, tiles, shares=inner.shares)
+    cut = Cut(tile.extents, tile.extents, (tile.blocks, tile.rows, tile.columns), tile.split)
+    return cut, _cost(cut, work.texels // prod(tile.extents), inner.kernel, tiles, slides=True)[0]
+
+
 def _cuts(
-    blocks: int, windows: tuple[int, int], pixels: tuple[int, int], max_threads: int, tiles: Tiles
+    blocks: int,
+    windows: tuple[int, int],
+    pixels: tuple[int, int],
+    shares: int,
+    max_threads: int,
+    tiles: Tiles,
 ) -> Iterator[Cut]:
     """All cuts of a group with such a rectangle. Factors that don't divide would need guards around the sums."""
+    splits = [d for d in _divisors(gcd(shares, tiles.split)) if d & (d - 1) == 0]
     for rows, columns in product(*map(_divisors, pixels)):
         if rows * columns > min(MOST_PIXELS, tiles.accumulators):
             continue
         for several in _divisors(blocks):
             if several > MOST_BLOCKS or several * rows * columns > tiles.accumulators:
                 break
-            for group in _divisors(blocks // several):
-                cut = Cut((several * group, *windows), (several * group, *pixels), (several, rows, columns))
-                if cut.threads > max_threads or cut.local_bytes > tiles.local_bytes:
-                    break
-                yield cut
+            for group, split in product(_divisors(blocks // several), splits if rows == 1 else [1]):
+                cut = Cut(
+                    (several * group, *windows), (several * group, *pixels), (several, rows, columns), split
+                )
+                if cut.threads <= max_threads and cut.local_bytes <= tiles.local_bytes:
+                    yield cut
 
 
-def _cost(cut: Cut, groups: int, taps: int, tiles: Tiles) -> tuple[float, ...]:
-    """What the sums cost with a cut; of two that cost the same the group of a usual size, then the longer row."""
+def _cost(cut: Cut, groups: int, kernel: tuple[int, int], tiles: Tiles, *, slides: bool) -> tuple[float, ...]:
+    """What the sums cost with a cut; of two that cost the same the group of a usual size, then the longer row.
+
+    ``slides``: count that pixels of a row share what they read.
+    """
     blocks, rows, columns = cut.tile
     own = rows * columns
     around = prod(cut.pixels[1:])
     # A thread loads each texel of data once for its blocks, each weight once for its pixels; threads that run in step
     # share the load of a weight. A group has both from a farther memory: data once for all its blocks and taps.
     apart = max(1.0, WAVE * own / around) if cut.pixels[0] > blocks else 1.0
-    loads = 1 + 1 / blocks + apart / own + 1 / (taps * cut.pixels[0]) + 4 / around
+    across = kernel[1] if slides else 1
+    data = (columns + across - 1) / (columns * across * blocks)
+    loads = 1 + data + apart / own + 1 / (prod(kernel) * cut.pixels[0]) + 4 / around
     in_step = -(-cut.threads // WAVE) * WAVE
     busy = min(1.0, groups * cut.threads / tiles.threads)
-    work = groups * in_step * prod(cut.tile) * loads / busy
+    work = groups * in_step * prod(cut.tile) / cut.split * loads / busy
     return work, abs(cut.threads - tiles.group), -columns
 
 
@@ -140,17 +203,19 @@ def schedule_windows(
     last: Any,
     stages: list[Any],
     pixel: Any,
+    convolution: tuple[Any, Any],
     cut: Cut,
     *,
     whole: bool = True,
     apart: bool = False,
-) -> Any:
-    """Schedule the maxima; returns the loop over the threads, in which the convolution belongs.
+) -> tuple[Any, Any]:
+    """Schedule the maxima; returns the reduction of one thread, and the loop over threads in which it belongs.
 
     ``last`` writes the result, (N, C/4, H, W, 4); ``stages`` are what it keeps in registers; ``pixel`` writes what the
-    windows read. ``whole``: the result is stored by texels. ``apart``: compute pixels and stages lane by lane, for ops
-    that TVM can't vectorize.
+    windows read; ``convolution``: the reduction, with the loop of its that is cut into shares. ``whole``: the result is
+    stored by texels. ``apart``: compute pixels and stages lane by lane, for ops that TVM can't vectorize.
     """
+    parts = cut_sums(sch, [convolution], cut.split) if cut.split > 1 else []
     n, c, y, x, lane = sch.get_loops(last)
     cuts = [sch.split(loop, [None, count]) for loop, count in zip((c, y, x), cut.windows, strict=True)]
     (c, c_in), (y, y_in), (x, x_in) = cuts
@@ -166,14 +231,20 @@ def schedule_windows(
     sch.compute_at(pixel, x, preserve_unit_loops=True)
     for stage in stages:
         (sch.unroll if apart else sch.vectorize)(inside(sch, stage, x_in)[-1])
+    *image, lane = inside(sch, pixel, x)
+    (sch.unroll if apart else sch.vectorize)(lane)
+    if parts:
+        ((total, thread),) = share_sums(sch, parts, x, image, cut.sums, lambda loop: None)
+    else:
+        total, thread = convolution[0], _pixels(sch, image, lane, cut)
     _, results = sch.split(sch.fuse(c_in, y_in, x_in), [None, cut.threads])
     sch.bind(results, "threadIdx.x")
-    return _pixels(sch, pixel, x, cut, apart)
+    return total, thread
 
 
-def _pixels(sch: s_tir.Schedule, pixel: Any, group: Any, cut: Cut, apart: bool) -> Any:
+def _pixels(sch: s_tir.Schedule, image: list[Any], lane: Any, cut: Cut) -> Any:
     """Share the pixels among the threads; returns the loop over threads."""
-    *outer, c, y, x, lane = inside(sch, pixel, group)
+    *outer, c, y, x = image
     tiles = [sch.split(loop, [None, count]) for loop, count in zip((c, y, x), cut.tile, strict=True)]
     shared, own = [outer for outer, _ in tiles], [inner for _, inner in tiles]
     sch.reorder(*outer, *shared, *own, lane)
@@ -181,5 +252,4 @@ def _pixels(sch: s_tir.Schedule, pixel: Any, group: Any, cut: Cut, apart: bool) 
     sch.bind(thread, "threadIdx.x")
     for loop in own:
         sch.unroll(loop)
-    (sch.unroll if apart else sch.vectorize)(lane)
     return thread
