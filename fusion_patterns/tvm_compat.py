@@ -126,6 +126,79 @@ def repaired_vector_select() -> Any:
     return repair
 
 
+def repaired_guarded_loads() -> Any:
+    """A pass that keeps what a ``Select`` loads inside of the buffers.
+
+    OpenCL computes both values of a ``Select``, but StmtSimplify takes the condition for granted in the first, and
+    its opposite in the second: of ``min(channel, last)`` behind ``channel <= last`` only the channel is left, and the
+    kernel reads beyond the buffer. A place that can't be proven to exist whatever the condition is clamped again. Run
+    last, before code generation.
+    """
+    import tvm
+    from tvm import tirx
+    from tvm.ir.expr import TensorLoad
+    from tvm_ffi import structural_map
+
+    @tvm.tirx.transform.prim_func_pass(opt_level=0, name="RepairGuardedLoads")  # type: ignore[untyped-decorator]
+    def repair(func: Any, mod: Any, ctx: Any) -> Any:
+        analyzer = _ranges(func.body)
+
+        def clamped(load: Any) -> Any:
+            buffer, index = load.source, load.indices[-1]
+            if len(load.indices) > 1 or str(buffer.ty.storage_scope) not in ("", "global"):
+                return load  # images answer for places that they don't have
+            kind, size = tvm.DataType(str(index.ty.dtype)), buffer.ty.shape[0]
+            first = last = index
+            if isinstance(index, tirx.Ramp):
+                first, last = index.base, index.base + index.stride * (int(index.lanes) - 1)
+
+            def limit(value: Any) -> Any:
+                value = analyzer.simplify(tirx.Cast(str(kind.with_lanes(1)), value))
+                return tirx.Broadcast(value, kind.lanes) if kind.lanes > 1 else value
+
+            scalar = int(tvm.DataType(str(last.ty.dtype)).lanes) == 1
+            within = index
+            if not (scalar and analyzer.can_prove(last < size)):
+                within = tirx.Min(within, limit(size - 1))
+            if not (scalar and analyzer.can_prove(first >= 0)):
+                within = tirx.Max(within, limit(tirx.const(0, str(kind.with_lanes(1)))))
+            return load if within is index else tirx.BufferLoad(buffer, [within])
+
+        def both(select: Any) -> Any:
+            values = (
+                structural_map(value, (TensorLoad, clamped))
+                for value in (select.true_value, select.false_value)
+            )
+            return tirx.Select(select.condition, *values)
+
+        return func.with_body(structural_map(func.body, (tirx.Select, both)))
+
+    return repair
+
+
+def _ranges(body: Any) -> Any:
+    """An analyzer that knows the ranges of a kernel's loops and threads, and what its lets stand for."""
+    from tvm import tirx
+    from tvm.ir import Range
+    from tvm.sym import Analyzer
+    from tvm_ffi import structural_walk
+
+    analyzer = Analyzer()
+
+    def loop(node: Any) -> None:
+        analyzer.bind(node.loop_var, Range.from_min_extent(node.min, node.extent))
+
+    def thread(node: Any) -> None:
+        if str(node.attr_key) == "thread_extent":
+            analyzer.bind(node.node.var, Range.from_min_extent(0, node.value), allow_override=True)
+
+    def let(node: Any) -> None:
+        analyzer.bind(node.var, node.value)
+
+    structural_walk(body, [(tirx.For, loop), (tirx.AttrStmt, thread), (tirx.Bind, let)])
+    return analyzer
+
+
 def repaired_inline(sch: Any, blocks: list[Any]) -> list[Any]:
     """dlight's ``try_inline``, which inlines as many blocks as it can and returns the rest; but no epilogue of a
     reduction goes into the reduction.
@@ -228,7 +301,7 @@ def adreno_tir_pipeline() -> tuple[Any, Callable[[], Any], Callable[[], Any]]:
 
     def device() -> Any:
         stock_device = compilation_pipeline.finalize_device_passes()
-        return tvm.ir.transform.Sequential([stock_device, repaired_vector_select()])
+        return tvm.ir.transform.Sequential([stock_device, repaired_guarded_loads(), repaired_vector_select()])
 
     return pipeline, compilation_pipeline.finalize_host_passes, device
 

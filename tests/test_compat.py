@@ -19,7 +19,7 @@ from tvm.s_tir import dlight
 from tvm_ffi import structural_walk
 
 from fusion_patterns import tvm_compat
-from fusion_patterns.compiler import as_target
+from fusion_patterns.compiler import as_target, compile_module
 from fusion_patterns.errors import VersionError
 from fusion_patterns.lower.build import build_manifest
 from fusion_patterns.lower.kernels import HOST_PACKAGING, _codegen
@@ -231,6 +231,37 @@ def test_stock_transforms_are_given_back(scheduled: Any) -> None:
     stock = tvm.s_tir.backend.adreno.transform.TextureFlatten
     stores(scheduled, tvm_compat.adreno_tir_pipeline()[0])
     assert tvm.s_tir.backend.adreno.transform.TextureFlatten is stock
+
+
+# Guarded loads ----------------------------------------------------------------------------------------------
+
+
+def odd_channels_packed() -> str:
+    """OpenCL C that packs 6 channels: the last block of four has two that the buffer does not."""
+
+    def build(emit: Any, x: Any) -> Any:
+        return emit(
+            relax.op.nn.conv2d(emit(relax.op.nn.conv2d(x, weight((8, 6, 1, 1)))), weight((8, 8, 1, 1)))
+        )
+
+    compiled = compile_module(graph(build, [var("x", (1, 6, 12, 10))]))
+    return compiled.manifest.kernels["layout_pack_0_kernel"].source
+
+
+CLAMPED = re.compile(r"= min\(\(\(int4\).*\(int4\)\((\d+), ")
+
+
+def test_a_guarded_load_stays_inside_of_its_buffer() -> None:
+    (last,) = CLAMPED.findall(odd_channels_packed())
+    assert int(last) == 6 * 12 * 10 - 1
+
+
+def test_stock_would_read_beyond_the_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clamp that packing asks for is gone when OpenCL C is printed."""
+    monkeypatch.setattr(tvm_compat, "repaired_guarded_loads", lambda: tvm.transform.Sequential([]))
+    source = odd_channels_packed()
+    assert "select(" in source
+    assert not CLAMPED.findall(source)
 
 
 # Sums in groups ---------------------------------------------------------------------------------------------
