@@ -21,7 +21,7 @@ from bench.variants import stock_kernels
 from fusion_patterns import tvm_compat
 from fusion_patterns.compiler import compile_module
 from fusion_patterns.errors import BuildError
-from fusion_patterns.lower.normalise import normalise
+from fusion_patterns.normalise import normalise
 
 __all__ = ["CompileTime", "compile_time", "compile_times", "render"]
 

@@ -26,7 +26,7 @@ from bench.table import table, write_block
 from bench.variants import build_variant
 from fusion_patterns.compiler import compile_module
 from fusion_patterns.errors import FusionPatternsError
-from fusion_patterns.lower.normalise import normalise
+from fusion_patterns.normalise import normalise
 from fusion_patterns.reference import stock_launches
 from fusion_patterns.run import manifest as m
 from fusion_patterns.table import load_table

@@ -29,11 +29,11 @@ from tvm.relax.transform import FuseOpsByPattern
 from bench import ROOT
 from bench.rows import chain, residual_chain, rows_table, stock_patterns
 from bench.table import table, write_block
-from fusion_patterns.lower.normalise import normalise
 from fusion_patterns.match import plan_fusion
 from fusion_patterns.match.automaton import Automaton
 from fusion_patterns.match.engine import Engine
 from fusion_patterns.match.program import compile_row
+from fusion_patterns.normalise import normalise
 from fusion_patterns.outline import outline
 from fusion_patterns.table import Table, load_table
 

@@ -24,7 +24,7 @@ from fusion_patterns.compiler import as_target, compile_module
 from fusion_patterns.double import in_double
 from fusion_patterns.errors import FusionPatternsError
 from fusion_patterns.frontends import first_line
-from fusion_patterns.lower.normalise import normalise
+from fusion_patterns.normalise import normalise
 from fusion_patterns.place.layouts import DATA
 from fusion_patterns.reference import Reference, stock_launches
 from fusion_patterns.run import manifest as m

@@ -23,8 +23,8 @@ from fusion_patterns.compiler import as_target, compile_module
 from fusion_patterns.errors import BuildError
 from fusion_patterns.lower.build import build_manifest
 from fusion_patterns.lower.kernels import LoweredFunc, first_line, lower_kernels
-from fusion_patterns.lower.normalise import normalise
 from fusion_patterns.lower.stages import calls_of, lower, reshapes_as_views
+from fusion_patterns.normalise import normalise
 from fusion_patterns.place.profiles import as_profile
 from fusion_patterns.run import Manifest
 from fusion_patterns.table import Table, load_table

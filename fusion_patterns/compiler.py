@@ -23,10 +23,10 @@ from .dispatch import bind_kernels, check_kernels, registered_kernels
 from .errors import BuildError, FusionPatternsError
 from .lower.build import build_manifest
 from .lower.kernels import first_line
-from .lower.normalise import normalise
 from .lower.stages import Lowered, fuse, lower, with_schedules
 from .match import FusionPlan
 from .match import plan_fusion as match_plan
+from .normalise import normalise
 from .outline import outline
 from .place import Placement, decide, place
 from .place.profiles import Profile, load_profile, profile_for

@@ -12,8 +12,8 @@ from . import tvm_compat
 from .compiler import TableLike, as_target
 from .dispatch import registered_kernels
 from .errors import FusionPatternsError
-from .lower.normalise import normalise
 from .match import plan_fusion as match_plan
+from .normalise import normalise
 from .place import Placement, TensorDecision
 from .place.profiles import ProfileLike, as_profile
 from .placing import Refusal, settle

@@ -6,7 +6,7 @@ In order, all in memory:
 2. ``Dropout(x)`` -> ``x`` and ``Sum(a, b, c)`` -> ``Add(Add(a, b), c)``: the importer keeps a dropout that
    no layout pass can take, and makes a stack of all terms out of a sum;
 3. onnxruntime's basic level folds constants and shape arithmetic. Its fusions of batch norm and the like
-   into convolutions stay off: :mod:`fusion_patterns.lower.normalise` does them for every format alike;
+   into convolutions stay off: :mod:`fusion_patterns.normalise.inference_form` does them for every format alike;
 4. ``Upsample`` and the first form of ``Resize`` become the present ``Resize``, which alone the importer reads
    rightly: it takes their corners for centres;
 5. TVM imports; weights are constants.

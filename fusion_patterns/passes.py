@@ -13,8 +13,8 @@ from . import tvm_compat
 from .compiler import TableLike, as_target
 from .dispatch import KernelBuilder, build_kernel, kernel_builder, lowered_conversions, replace_composites
 from .errors import BuildError
-from .lower.normalise import normalise
 from .match import plan_fusion as match_plan
+from .normalise import normalise
 from .place import place
 from .place.decide import has_convolution
 from .place.decision import composites_of

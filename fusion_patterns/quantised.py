@@ -25,7 +25,7 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from .lower.integers import along
+from .normalise.integers import along
 
 __all__ = ["Quantisation", "from_rounded", "quantisations", "with_rounded"]
 

@@ -20,7 +20,7 @@ from fusion_patterns import networks as known
 from fusion_patterns.errors import ModelError
 from fusion_patterns.frontends import bind_symbols, import_exported, load_model
 from fusion_patterns.frontends_onnx import import_model
-from fusion_patterns.lower.normalise import normalise
+from fusion_patterns.normalise import normalise
 
 onnx = pytest.importorskip("onnx")
 ort = pytest.importorskip("onnxruntime")

@@ -16,8 +16,8 @@ from tvm import relax, te
 from tvm.relax import op
 
 from fusion_patterns import compile_module
-from fusion_patterns.lower.dense import dense
-from fusion_patterns.lower.packed import Packed, blocks
+from fusion_patterns.lower.compute.dense import dense
+from fusion_patterns.lower.compute.packed import Packed, blocks
 from fusion_patterns.place.layouts import DATA, DENSE, PLAIN, layout
 from fusion_patterns.place.needs import NotPacked, needs_of
 from fusion_patterns.place.profiles import Tiles, load_profile

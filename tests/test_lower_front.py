@@ -12,7 +12,7 @@ from tvm import relax
 from tvm.relax import op
 
 from fusion_patterns import compile_module, verify
-from fusion_patterns.lower.front import fronts_of
+from fusion_patterns.lower.compute.front import fronts_of
 from fusion_patterns.run import Device
 
 TOLERANCE = 1e-5

@@ -13,9 +13,9 @@ from modules import Calls, array, const, graph, nn, var
 from tvm.relax import op
 
 from fusion_patterns import compile_module, load_table
-from fusion_patterns.lower.normalise import normalise
-from fusion_patterns.lower.tiles import Work, choose_gated
+from fusion_patterns.lower.schedule.tiles import Work, choose_gated
 from fusion_patterns.match import plan_fusion
+from fusion_patterns.normalise import normalise
 from fusion_patterns.place.needs import NotPacked, needs_of
 from fusion_patterns.place.profiles import Tiles, shipped_profiles
 from fusion_patterns.reference import Reference

@@ -13,8 +13,8 @@ from tvm import relax
 from tvm.relax import op
 
 from fusion_patterns import compile_module, load_table, verify
-from fusion_patterns.lower.normalise import normalise
 from fusion_patterns.match import plan_fusion
+from fusion_patterns.normalise import normalise
 from fusion_patterns.run import Device, Session
 from fusion_patterns.run import manifest as m
 from fusion_patterns.run.replay import draw_inputs

@@ -12,7 +12,7 @@ from modules import array, const, graph, nn, var
 from tvm import relax
 
 from fusion_patterns import compile_module
-from fusion_patterns.lower.layer_norm import choose_norm
+from fusion_patterns.lower.schedule.layer_norm import choose_norm
 from fusion_patterns.place.profiles import Tiles, load_profile
 from fusion_patterns.reference import Reference
 from fusion_patterns.run import Device, Session

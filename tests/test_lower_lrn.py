@@ -15,8 +15,8 @@ from tvm import relax, te
 from tvm.relax import op
 
 from fusion_patterns import compile_module
-from fusion_patterns.lower.packed import LANES, Packed, blocks
-from fusion_patterns.lower.pooling import channel_pool
+from fusion_patterns.lower.compute.packed import LANES, Packed, blocks
+from fusion_patterns.lower.compute.pooling import channel_pool
 from fusion_patterns.place.layouts import DATA, layout
 from fusion_patterns.place.needs import NotPacked, needs_of
 

@@ -12,7 +12,7 @@ from tvm import te
 from tvm.relax import op
 
 from fusion_patterns import compile_module
-from fusion_patterns.lower.packed import Packed, move
+from fusion_patterns.lower.compute.packed import Packed, move
 from fusion_patterns.place.layouts import DATA, PLAIN, layout
 
 

@@ -15,7 +15,7 @@ from tvm.relax import op
 from tvm.relax.op import nn
 
 from fusion_patterns import compile_module, load_table
-from fusion_patterns.lower.tiles import TEXEL_BYTES, Work, choose_pooled
+from fusion_patterns.lower.schedule.tiles import TEXEL_BYTES, Work, choose_pooled
 from fusion_patterns.match import plan_fusion
 from fusion_patterns.place.profiles import Tiles, load_profile
 from fusion_patterns.reference import Reference

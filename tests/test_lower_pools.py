@@ -15,9 +15,9 @@ from tvm.relax import op
 
 from fusion_patterns import compile_module
 from fusion_patterns.compiler import as_target
+from fusion_patterns.lower.compute.packed import LANES, Packed, blocks
+from fusion_patterns.lower.compute.pooling import adaptive_pool, global_pool, pool2d
 from fusion_patterns.lower.kernels import lower_kernels
-from fusion_patterns.lower.packed import LANES, Packed, blocks
-from fusion_patterns.lower.pooling import adaptive_pool, global_pool, pool2d
 from fusion_patterns.lower.schedule import schedule_packed
 from fusion_patterns.place.layouts import DATA, layout
 from fusion_patterns.place.profiles import load_profile

@@ -12,9 +12,9 @@ from tvm import relax
 from tvm.relax import op
 
 from fusion_patterns import load_table, verify
-from fusion_patterns.lower.normalise import normalise
-from fusion_patterns.lower.rewrite import op_name
 from fusion_patterns.match import plan_fusion
+from fusion_patterns.normalise import normalise
+from fusion_patterns.normalise.rewrite import op_name
 from fusion_patterns.run import Device
 
 TOLERANCE = 1e-5

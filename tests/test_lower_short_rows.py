@@ -12,7 +12,7 @@ from tvm.relax import op
 
 from fusion_patterns import compile_module, verify
 from fusion_patterns.compiler import as_target
-from fusion_patterns.lower.rows import ShortRows
+from fusion_patterns.lower.schedule.rows import ShortRows
 from fusion_patterns.lower.stages import fuse
 from fusion_patterns.run import Device
 

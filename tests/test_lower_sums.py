@@ -14,8 +14,8 @@ from networks import random_inputs, run_on_cpu
 from tvm import relax
 from tvm.relax import op
 
-from fusion_patterns.lower.normalise import normalise
-from fusion_patterns.lower.rewrite import op_name
+from fusion_patterns.normalise import normalise
+from fusion_patterns.normalise.rewrite import op_name
 
 X = (1, 6, 5, 4)
 Emit = Callable[[Any], Any]

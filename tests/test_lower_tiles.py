@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusion_patterns.lower.tiles import (
+from fusion_patterns.lower.schedule.tiles import (
     Tile,
     Work,
     choose_group,

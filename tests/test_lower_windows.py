@@ -14,8 +14,8 @@ from tvm.relax import op
 
 from fusion_patterns import compile_module, load_table, plan_fusion, verify
 from fusion_patterns.lower.schedule import max_threads
-from fusion_patterns.lower.tiles import DEFAULT, TEXEL_BYTES, Work, choose_tile
-from fusion_patterns.lower.windows import MOST_AGAIN, Cut, Windows, choose_cut
+from fusion_patterns.lower.schedule.tiles import DEFAULT, TEXEL_BYTES, Work, choose_tile
+from fusion_patterns.lower.schedule.windows import MOST_AGAIN, Cut, Windows, choose_cut
 from fusion_patterns.place.profiles import load_profile
 from fusion_patterns.reference import Reference
 from fusion_patterns.run import Device, Session

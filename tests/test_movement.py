@@ -8,7 +8,7 @@ import random
 import numpy as np
 import pytest
 
-from fusion_patterns.lower.movement import Movement
+from fusion_patterns.normalise.movement import Movement
 
 
 def test_channels_go_last_and_come_back() -> None:

@@ -12,7 +12,8 @@ import pytest
 from tvm import relax
 
 from fusion_patterns import outline
-from fusion_patterns.lower import legalize, packed
+from fusion_patterns.lower import legalize
+from fusion_patterns.lower.compute import packed
 from fusion_patterns.match import engine, predicates, search
 from fusion_patterns.run import Device
 from fusion_patterns.table import load_table

@@ -20,9 +20,9 @@ from tvm.relax.op import nn
 from tvm_ffi import structural_equal
 
 from fusion_patterns.frontends import bind_symbols
-from fusion_patterns.lower.fold import FOLDS
-from fusion_patterns.lower.normalise import normalise
-from fusion_patterns.lower.rewrite import op_name
+from fusion_patterns.normalise import normalise
+from fusion_patterns.normalise.fold import FOLDS
+from fusion_patterns.normalise.rewrite import op_name
 
 op = relax.op
 HAZARDS = Path(__file__).resolve().parents[2] / "shared" / "hazards" / "hazards.py"

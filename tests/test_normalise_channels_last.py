@@ -15,7 +15,7 @@ from tvm.relax import op
 from tvm.relax.op import nn
 from tvm_ffi import structural_hash
 
-from fusion_patterns.lower.normalise import normalise
+from fusion_patterns.normalise import normalise
 
 LAST, FIRST = [0, 2, 3, 1], [0, 3, 1, 2]
 

@@ -10,8 +10,8 @@ from networks import random_inputs, run_on_cpu
 from test_normalise import function
 from tvm import relax
 
-from fusion_patterns.lower.normalise import normalise
-from fusion_patterns.lower.rewrite import op_name
+from fusion_patterns.normalise import normalise
+from fusion_patterns.normalise.rewrite import op_name
 
 SHAPE = (1, 4, 3, 3)
 

@@ -12,8 +12,8 @@ from test_normalise import const, function
 from tvm import relax
 from tvm.relax import op
 
-from fusion_patterns.lower.normalise import normalise
-from fusion_patterns.lower.rewrite import op_name
+from fusion_patterns.normalise import normalise
+from fusion_patterns.normalise.rewrite import op_name
 
 SHAPE = (2, 3, 4, 5)
 TO_NCHW = [0, 3, 1, 2]

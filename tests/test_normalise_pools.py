@@ -9,8 +9,8 @@ from test_normalise import function
 from tvm import relax
 from tvm.relax.op import mean, nn
 
-from fusion_patterns.lower.normalise import normalise
-from fusion_patterns.lower.rewrite import op_name
+from fusion_patterns.normalise import normalise
+from fusion_patterns.normalise.rewrite import op_name
 
 PLAIN, ADAPTIVE = "nn.avg_pool2d", "nn.adaptive_avg_pool2d"
 

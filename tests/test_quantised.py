@@ -15,7 +15,7 @@ from tvm.relax import op
 from fusion_patterns import compile_module, verification, verify
 from fusion_patterns.errors import ModelError
 from fusion_patterns.frontends import load_model
-from fusion_patterns.lower.normalise import normalise
+from fusion_patterns.normalise import normalise
 from fusion_patterns.quantised import Quantisation, from_rounded, quantisations, with_rounded
 from fusion_patterns.reference import Reference
 from fusion_patterns.run import Device

@@ -17,7 +17,7 @@ from modules import graph, nn, op, shape_of, var, weight
 
 from fusion_patterns import cli, compile_module
 from fusion_patterns.compiler import as_target, compile_kernels
-from fusion_patterns.lower.tiles import Tile
+from fusion_patterns.lower.schedule.tiles import Tile
 from fusion_patterns.place.profiles import load_profile
 from fusion_patterns.reference import Reference
 from fusion_patterns.run import Device

@@ -26,7 +26,7 @@ from modules import graph, nn, shape_of, var, weight
 
 from fusion_patterns.compiler import as_target, compile_kernels
 from fusion_patterns.errors import DeviceError
-from fusion_patterns.lower.tiles import Tile
+from fusion_patterns.lower.schedule.tiles import Tile
 from fusion_patterns.place.profiles import load_profile
 from fusion_patterns.tune import tune
 from fusion_patterns.tune.measure import DeviceLost, Unfit

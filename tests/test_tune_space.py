@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusion_patterns.lower.tiles import Tile, Work, choose_plain, choose_tile
-from fusion_patterns.lower.tuned import Space
+from fusion_patterns.lower.schedule.tiles import Tile, Work, choose_plain, choose_tile
+from fusion_patterns.lower.schedule.tuned import Space
 from fusion_patterns.place.profiles import Tiles
 from fusion_patterns.tune.space import MOST_TEXELS, Limits, cuts, groups
 

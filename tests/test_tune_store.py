@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fusion_patterns.lower.tiles import Tile
+from fusion_patterns.lower.schedule.tiles import Tile
 from fusion_patterns.tune.store import Outcome, ResultsError, Store, tile_text
 
 DEFAULT, TILE = Tile(1, 1, 4, (1, 4, 16)), Tile(2, 1, 4, (1, 2, 16), 2)
@@ -59,7 +59,7 @@ def test_a_tile_in_one_word() -> None:
 
 WRITER = """
 import sys
-from fusion_patterns.lower.tiles import Tile
+from fusion_patterns.lower.schedule.tiles import Tile
 from fusion_patterns.tune.store import Outcome, Store
 with Store(sys.argv[1], "gpu", "1.0") as store:
     print("open", flush=True)

@@ -19,9 +19,9 @@ from tvm.script import tirx as T
 from fusion_patterns import compile_module
 from fusion_patterns.compiler import as_target, compile_kernels
 from fusion_patterns.errors import BuildError
+from fusion_patterns.lower.schedule.tiles import Tile
+from fusion_patterns.lower.schedule.tuned import kernel_key
 from fusion_patterns.lower.stages import lower
-from fusion_patterns.lower.tiles import Tile
-from fusion_patterns.lower.tuned import kernel_key
 from fusion_patterns.place.profiles import Profile, TunedTile, load_profile
 from fusion_patterns.tune import profile_text, render, tune, tuned_profile
 from fusion_patterns.tune.measure import Built, DeviceLost, Kernel, Unfit

@@ -14,7 +14,7 @@ from tvm import relax, tirx
 from tvm.relax import op
 
 from fusion_patterns import verify
-from fusion_patterns.lower import scalars
+from fusion_patterns.lower.compute import scalars
 from fusion_patterns.run import Device
 from fusion_patterns.verification import VerifyReport, compare
 

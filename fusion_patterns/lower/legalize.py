@@ -29,15 +29,15 @@ from ..place.needs import (
     tensor_args,
 )
 from ..place.rewrite import LAYOUTS_ATTR, RESULT, VIEWS_ATTR
-from . import packed
-from .convolution import conv2d, conv2d_transpose
-from .dense import dense, elementwise_rows
-from .front import Front, fronts_of, on_front
-from .group_norm import group_norm
-from .layer_norm import layer_norm
-from .packed import Packed
-from .pooling import adaptive_pool, channel_pool, global_pool, pads_of, pool2d, window_max
-from .scalars import scalar_expression
+from .compute import packed
+from .compute.convolution import conv2d, conv2d_transpose
+from .compute.dense import dense, elementwise_rows
+from .compute.front import Front, fronts_of, on_front
+from .compute.group_norm import group_norm
+from .compute.layer_norm import layer_norm
+from .compute.packed import Packed
+from .compute.pooling import adaptive_pool, channel_pool, global_pool, pads_of, pool2d, window_max
+from .compute.scalars import scalar_expression
 
 __all__ = ["legalize_composites"]
 

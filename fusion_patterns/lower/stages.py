@@ -18,11 +18,11 @@ from ..place.decide import composites_of
 from ..place.profiles import Tiles, TunedTile
 from .kernels import LoweredFunc, first_line, lower_kernels, with_c_names
 from .legalize import legalize_composites, scope_of, scope_of_type
-from .plain_loops import PlainLoops
-from .rows import ShortRows
 from .schedule import KERNEL_ATTR, PackedKernel
-from .tiles import DEFAULT, Tile
-from .tuned import kernel_key, tiles_by_key
+from .schedule.plain_loops import PlainLoops
+from .schedule.rows import ShortRows
+from .schedule.tiles import DEFAULT, Tile
+from .schedule.tuned import kernel_key, tiles_by_key
 
 __all__ = ["Lowered", "fuse", "lower", "lower_packed", "with_schedules"]
 

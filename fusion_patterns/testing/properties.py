@@ -34,12 +34,12 @@ from tvm_ffi import structural_equal, structural_hash
 
 from fusion_patterns.compiler import as_target
 from fusion_patterns.errors import DeviceError
-from fusion_patterns.lower.normalise import normalise
 from fusion_patterns.lower.stages import call_site_fault, calls_of, fuse
 from fusion_patterns.match import FusionPlan
 from fusion_patterns.match import plan_fusion as match_plan
 from fusion_patterns.match.automaton import automaton_of
 from fusion_patterns.match.engine import Engine
+from fusion_patterns.normalise import normalise
 from fusion_patterns.outline import outline
 from fusion_patterns.place import decide, place
 from fusion_patterns.reference import Reference

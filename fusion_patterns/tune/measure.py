@@ -18,8 +18,8 @@ import numpy as np
 
 from ..errors import FusionPatternsError
 from ..lower.kernels import Argument, LoweredFunc
-from ..lower.tiles import Tile
-from ..lower.tuned import Space
+from ..lower.schedule.tiles import Tile
+from ..lower.schedule.tuned import Space
 from ..run import manifest as m
 from ..run.device import Device, first_line, hold, opencl, pick_device
 from ..run.memory import DeviceTensor, Pool

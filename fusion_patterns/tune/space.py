@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from math import log2
 from typing import TypeVar
 
-from ..lower.tiles import Tile
-from ..lower.tuned import Space
+from ..lower.schedule.tiles import Tile
+from ..lower.schedule.tuned import Space
 from ..place.profiles import Tiles
 
 __all__ = ["Limits", "cuts", "groups"]

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from .. import __version__
 from ..errors import FusionPatternsError
-from ..lower.tiles import Tile
+from ..lower.schedule.tiles import Tile
 
 __all__ = ["Outcome", "ResultsError", "Store", "tile_text"]
 

@@ -19,9 +19,9 @@ from ..compiler import Progress, TableLike, as_target, compile_kernels
 from ..errors import BuildError
 from ..lower.kernels import first_line
 from ..lower.schedule import KERNEL_ATTR, max_threads, tile_space
+from ..lower.schedule.tiles import Tile
+from ..lower.schedule.tuned import kernel_key
 from ..lower.stages import Lowered, calls_of, lower_packed
-from ..lower.tiles import Tile
-from ..lower.tuned import kernel_key
 from ..place.profiles import Profile, ProfileLike, Tiles, as_profile
 from ..run import manifest as m
 from .measure import COMPILER, Bench, Built, DeviceLost, Kernel, Measurer, Unfit

@@ -7,26 +7,25 @@ weights are computed in registers inside the thread's tile. Every access to a te
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from math import gcd, prod
 from typing import Any
 
 from tvm import s_tir, tirx
-from tvm.ir import Call, IRModule
-from tvm.ir.expr import TensorLoad
+from tvm.ir import IRModule
 from tvm.s_tir.dlight.base import ScheduleRule
-from tvm_ffi import structural_walk
 
-from ..place.layouts import LANES
-from ..place.needs import ROW_RANK
-from ..place.profiles import Tiles
-from .group_norm import GROUP_NORM
+from ...place.layouts import LANES
+from ...place.needs import ROW_RANK
+from ...place.profiles import Tiles
+from ..compute.group_norm import GROUP_NORM
+from ..compute.layer_norm import SUMS
+from ..compute.pooling import REACH, STRIDES
 from .guards import channel_axis, guard_lanes, without_guard
-from .layer_norm import SUMS, choose_norm, schedule_norm
+from .layer_norm import choose_norm, schedule_norm
 from .local_memory import check_local_memory
 from .pooled import schedule_pooled
-from .pooling import REACH, STRIDES
-from .split import REDUCE, inside, split_sums
+from .reduction import Reductions
+from .split import REDUCE, split_sums
 from .tiles import (
     DEFAULT,
     FEW_SHARES,
@@ -44,22 +43,18 @@ from .tuned import Space, TileFault
 from .vectors import Image, Sum, schedule_groups, schedule_vectors
 from .windows import Windows, choose_cut, schedule_windows
 
-__all__ = ["KERNEL_ATTR", "PackedKernel", "schedule_packed", "tile_space"]
+__all__ = ["KERNEL_ATTR", "PackedKernel", "max_threads", "schedule_packed", "tile_space"]
 
 KERNEL_ATTR = "fusion_patterns.kernel"
 DATA_RANK = 5
 SPLITTABLE = ("conv2d_packed",)
 POOLS = ("global_pool",)
 MAXIMA = "window_max"
-UNEQUAL = "pool2d_adaptive"
-CHANNEL_POOL = "channel_pool"
 DENSE = "dense"
 NORM_PARTS = ("norm_mean", "norm_scale")
 UNPACK = "unpack"
 FEWEST_THREADS = 32
 """A work group of fewer would sum for long."""
-MOST_COPIES = 3
-MAX_KERNEL_ROW = 5  # a thread slides such a kernel over an input row that it keeps in registers
 
 
 class PackedKernel(ScheduleRule):  # type: ignore[misc]
@@ -120,16 +115,13 @@ def _kernel(func: Any, max_threads: int, tile: Tile | None, lanes_apart: bool, t
     return _Kernel(s_tir.Schedule(narrow), max_threads, tile, lanes_apart, tiles)
 
 
-class _Kernel:
+class _Kernel(Reductions):
     def __init__(
         self, sch: s_tir.Schedule, max_threads: int, tile: Tile | None, lanes_apart: bool, tiles: Tiles
     ) -> None:
-        self.sch, self.max_threads, self.tile = sch, max_threads, tile
-        self.lanes_apart, self.tiles = lanes_apart, tiles
+        super().__init__(sch, lanes_apart)
+        self.max_threads, self.tile, self.tiles = max_threads, tile, tiles
         self.space: Space | None = None
-        root = sch.get_sblock("root")
-        self.blocks = list(sch.get_child_blocks(root))
-        self.reductions = [b for b in self.blocks if self._is_reduction(b)]
         self.maxima = [b for b in self.blocks if str(sch.get(b).name_hint) == MAXIMA]
         *others, last = self.blocks
         self.is_plain = (
@@ -263,14 +255,6 @@ class _Kernel:
     def _share_axis(self, reduction: Any) -> Any:
         """The loop that is cut into shares: the blocks of input channels."""
         return self.sch.get_loops(reduction)[DATA_RANK]
-
-    def _finish(self, stages: list[Any], thread: Any) -> None:
-        """Compute what the epilogue reads more than once in registers of the thread that writes the result."""
-        sch = self.sch
-        for stage in reversed(stages):
-            sch.set_scope(stage, 0, "local")
-            sch.compute_at(stage, thread)
-            self._vectorize_tail(stage, thread, apart=self.lanes_apart)
 
     # Sums with few results ----------------------------------------------------------------------------------
 
@@ -476,14 +460,6 @@ class _Kernel:
             self._reduce(convolution, pad, own)
         return sch
 
-    def _follows(self, block: Any, other: Any) -> bool:
-        """Whether a block reads, through whatever is between, what ``other`` writes."""
-        name = self.sch.get(other).name_hint
-        return any(
-            self.sch.get(producer).name_hint == name or self._follows(producer, other)
-            for producer in self.sch.get_producers(block)
-        )
-
     # A convolution of which maxima are taken ---------------------------------------------------------------
 
     def _inner(self) -> Windows:
@@ -513,72 +489,6 @@ class _Kernel:
         total, thread = schedule_windows(sch, last, stages, inner.pixel, sums, cut, whole=whole, apart=apart)
         self._reduce(total, pads[id(convolution)], thread)
         return sch
-
-    # Reading the function -----------------------------------------------------------------------------------
-
-    def _shape(self, block: Any) -> tuple[int, ...]:
-        """The shape of what a block writes."""
-        return tuple(int(d) for d in self.sch.get(block).writes[0].source.ty.shape)
-
-    def _is_reduction(self, block: Any) -> bool:
-        return any(int(v.iter_type) == REDUCE for v in self.sch.get(block).iter_vars)
-
-    def _pad_of(self, reduction: Any) -> Any:
-        """The block that pads a reduction's input, if there is one."""
-        for producer in self.sch.get_producers(reduction):
-            if not self._is_reduction(producer):
-                return producer
-        return None
-
-    def _is_shared(self, pad: Any) -> bool:
-        """Whether the epilogue reads what a sum reads as well, and this is no border, which a sum alone can read."""
-        users = self.sch.get_consumers(pad)
-        border = str(self.sch.get(pad).name_hint).startswith("pad")
-        return not border and not all(self._is_reduction(user) for user in users)
-
-    def _inline(self, pads: list[Any], gates: Sequence[Any] = ()) -> list[Any]:
-        """Inline the epilogue; returns the blocks that are read more than once and stay, as do ``gates``."""
-        sch, kept = self.sch, []
-        names = {str(sch.get(b).name_hint) for b in pads}
-        alone = {str(sch.get(b).name_hint) for b in gates}
-        for block in reversed(self.blocks[:-1]):
-            if self._is_reduction(block) or sch.get(block).name_hint in names:
-                continue
-            # what goes into a sum and into the epilogue is read at different places: it is computed in both
-            users = sch.get_consumers(block)
-            twice = any(self._is_reduction(user) or str(sch.get(user).name_hint) in names for user in users)
-            if sch.get(block).name_hint in alone:
-                kept.append(block)
-            elif twice or self._reads(block) <= (MOST_COPIES if self._is_cheap(block) else 1):
-                sch.compute_inline(block)
-            else:
-                kept.append(block)
-        return list(reversed(kept))
-
-    def _is_cheap(self, block: Any) -> bool:
-        """Whether a block does arithmetic on what a reduction computed, such as adding the bias, and no more.
-
-        To compute that twice costs less than to keep it: see ``Work.even``.
-        """
-        producers = self.sch.get_producers(block)
-        if not producers or not all(self._is_reduction(producer) for producer in producers):
-            return False
-        calls: list[Any] = []
-        structural_walk(self.sch.get(block).body, (Call, calls.append))
-        return not calls
-
-    def _reads(self, block: Any) -> int:
-        """How often the value of a block is loaded by the blocks that read it."""
-        buffer = self.sch.get(block).writes[0].source
-        count = 0
-
-        def visit(node: Any) -> None:
-            nonlocal count
-            count += bool(node.source.same_as(buffer))
-
-        for consumer in self.sch.get_consumers(block):
-            structural_walk(self.sch.get(consumer).body, (TensorLoad, visit))
-        return count
 
     # Writing the result -------------------------------------------------------------------------------------
 
@@ -617,113 +527,3 @@ class _Kernel:
         sch.bind(outer, "blockIdx.x")
         sch.bind(inner, "threadIdx.x")
         return sch
-
-    def _vectorize_tail(self, block: Any, thread: Any, *, apart: bool = False) -> None:
-        """Lanes in one vector, everything between them and the thread unrolled."""
-        loops = self._inside(block, thread)
-        for loop in loops[:-1]:
-            self.sch.unroll(loop)
-        if apart:
-            self.sch.unroll(loops[-1])
-        else:
-            self.sch.vectorize(loops[-1])
-
-    def _inside(self, block: Any, loop: Any) -> list[Any]:
-        return inside(self.sch, block, loop)
-
-    # The reduction ------------------------------------------------------------------------------------------
-
-    def _reduce(self, block: Any, pad: Any, thread: Any) -> None:
-        sch = self.sch
-        name = sch.get(block).name_hint
-        kinds = [int(v.iter_type) for v in sch.get(block).iter_vars]
-        reduce_count = sum(kind == REDUCE for kind in kinds)
-        sch.set_scope(block, 0, "local")
-        sch.compute_at(block, thread, preserve_unit_loops=True)
-        loops = self._inside(block, thread)
-        spatial, reduce = loops[: len(loops) - reduce_count], loops[len(loops) - reduce_count :]
-        tile, lane = spatial[:-1], spatial[-1]
-        if name.startswith("conv2d_gathered"):
-            self._reduce_gathered(block, pad, spatial, reduce)
-            return
-        if name.startswith(CHANNEL_POOL):
-            self._reduce_channels(block, pad, spatial, reduce[0], thread)
-            return
-        if len(reduce) == 1:
-            self._reduce_pixels(block, pad, spatial, reduce[0], thread)
-            return
-        by_lane = name.startswith(("conv2d_packed", "conv2d_transpose"))
-        *outer, ky, kx = reduce[:-1] if by_lane else reduce
-        inner = reduce[-1:] if by_lane else []
-        sch.reorder(*outer, ky, kx, *tile, *inner, lane)
-        # windows of unequal size begin anywhere: TVM does not see how far a row of them reaches
-        row = 1 < int(sch.get(kx).extent) <= MAX_KERNEL_ROW and not name.startswith(UNEQUAL)
-        data_loop = ky if row else kx
-        if pad is not None:
-            sch.set_scope(pad, 0, "local")
-            sch.compute_at(pad, data_loop)
-            self._vectorize_tail(pad, data_loop, apart=self.lanes_apart)
-        else:
-            self._cache(block, 0, data_loop)
-        if name.startswith(("conv2d_packed", "conv2d_depthwise")):
-            # a transposed convolution guards its weights: read in place, they are vectors as well
-            self._cache(block, 1, kx)
-        if row:
-            sch.unroll(kx)
-            if name.startswith("pool2d") and int(sch.get(ky).extent) <= MAX_KERNEL_ROW:
-                sch.unroll(ky)  # its loads wait for each other otherwise, and there is little else to do
-        for loop in (*tile, *inner):
-            sch.unroll(loop)
-        sch.vectorize(lane)
-        first = [*outer, ky, kx][0]
-        init = sch.decompose_reduction(block, first)
-        self._vectorize_tail(init, thread)
-
-    def _reduce_pixels(self, block: Any, pad: Any, spatial: list[Any], pixels: Any, thread: Any) -> None:
-        """A share of an image's pixels, one after the other."""
-        sch = self.sch
-        if pad is not None:
-            sch.compute_inline(pad)
-        sch.reorder(*spatial[:-1], pixels, spatial[-1])
-        self._cache(block, 0, pixels)
-        sch.vectorize(spatial[-1])
-        init = sch.decompose_reduction(block, pixels)
-        self._vectorize_tail(init, thread)
-
-    def _reduce_channels(self, block: Any, pad: Any, spatial: list[Any], channels: Any, thread: Any) -> None:
-        """A window of channels: its blocks in registers, from which every lane takes its own."""
-        sch = self.sch
-        sch.set_scope(pad, 0, "local")
-        sch.compute_at(pad, thread, preserve_unit_loops=True)
-        self._vectorize_tail(pad, thread, apart=self.lanes_apart)
-        sch.reorder(*spatial[:-1], channels, spatial[-1])
-        for loop in (*spatial, channels):
-            sch.unroll(loop)
-        init = sch.decompose_reduction(block, channels)
-        self._vectorize_tail(init, thread)
-
-    def _cache(self, block: Any, read: int, loop: Any) -> None:
-        """Read an operand of the reduction by texels, into registers, inside ``loop``."""
-        copy = self.sch.cache_read(block, self._operand(block, read), "local", consumer_blocks=[block])
-        self.sch.compute_at(copy, loop)
-        self._vectorize_tail(copy, loop)
-
-    def _operand(self, block: Any, read: int) -> int:
-        """The number of the read region of data (0) or weight (1): the one that is the result is not counted."""
-        written = self.sch.get(block).writes[0].source
-        numbers = [
-            i for i, region in enumerate(self.sch.get(block).reads) if not region.source.same_as(written)
-        ]
-        return numbers[read]
-
-    def _reduce_gathered(self, block: Any, pad: Any, spatial: list[Any], reduce: list[Any]) -> None:
-        """Groups that four does not divide: every lane gathers its own channels."""
-        sch = self.sch
-        if pad is not None:
-            sch.compute_inline(pad)
-        for loop in spatial:
-            sch.unroll(loop)
-        sch.reorder(*reduce, *spatial)
-        init = sch.decompose_reduction(block, reduce[0])
-        for loop in self._inside(init, self.sch.get_loops(block)[0])[-1:]:
-            sch.unroll(loop)

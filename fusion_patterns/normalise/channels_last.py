@@ -17,8 +17,8 @@ from math import prod
 from tvm import relax
 from tvm.ir import Call, GenericConst
 
-from fusion_patterns.lower.movement import Movement
-from fusion_patterns.lower.rewrite import constant_of, op_name, static_shape
+from fusion_patterns.normalise.movement import Movement
+from fusion_patterns.normalise.rewrite import constant_of, op_name, static_shape
 
 __all__ = ["channels_first"]
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from tvm import s_tir
 
-from .packed import LANES
+from ..compute.packed import LANES
 from .split import cut_sums, inside, share_sums
 from .tiles import Tile
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from tvm import te, tirx, topi
 
-from ..place.layouts import CHANNEL_VECTOR, DATA, LANES, layout
+from ...place.layouts import CHANNEL_VECTOR, DATA, LANES, layout
 
 __all__ = [
     "LANES",

@@ -30,7 +30,7 @@ from tvm import relax
 from tvm.ir import Call
 from tvm_ffi import structural_equal
 
-from fusion_patterns.lower.rewrite import Array, Rewriter, constant_of, op_name, static_shape
+from fusion_patterns.normalise.rewrite import Array, Rewriter, constant_of, op_name, static_shape
 
 CONVOLUTIONS = ("nn.conv1d", "nn.conv2d", "nn.conv3d", "nn.conv1d_transpose", "nn.conv2d_transpose")
 _FLOATS = ("float16", "float32", "float64")

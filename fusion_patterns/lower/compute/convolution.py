@@ -6,7 +6,7 @@ from typing import Any
 
 from tvm import te, tirx
 
-from ..place.layouts import DEPTHWISE, WEIGHT
+from ...place.layouts import DEPTHWISE, WEIGHT
 from .packed import LANES, Packed, blocks, gather
 
 __all__ = ["conv2d", "conv2d_transpose", "padding_of", "zero_pad"]

@@ -52,11 +52,11 @@ from tvm.ir import Call
 from tvm.ir import Tuple as RelaxTuple
 from tvm_ffi import structural_equal
 
-from fusion_patterns.lower import affine, channels, integers, resizing, sums
-from fusion_patterns.lower.channels_last import channels_first
-from fusion_patterns.lower.fold import fold_constants
-from fusion_patterns.lower.recognise import recognise_call_tir
-from fusion_patterns.lower.rewrite import Rewriter, Rule, is_composite, op_name, static_shape
+from fusion_patterns.normalise import affine, channels, integers, resizing, sums
+from fusion_patterns.normalise.channels_last import channels_first
+from fusion_patterns.normalise.fold import fold_constants
+from fusion_patterns.normalise.recognise import recognise_call_tir
+from fusion_patterns.normalise.rewrite import Rewriter, Rule, is_composite, op_name, static_shape
 
 
 def normalise(mod: tvm.IRModule) -> tvm.IRModule:

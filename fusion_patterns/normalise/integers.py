@@ -12,7 +12,7 @@ import numpy as np
 from tvm import relax
 from tvm.ir import Call
 
-from fusion_patterns.lower.rewrite import Array, Rewriter, constant_of
+from fusion_patterns.normalise.rewrite import Array, Rewriter, constant_of
 
 __all__ = ["along", "round_trip"]
 

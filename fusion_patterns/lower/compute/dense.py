@@ -7,7 +7,7 @@ from typing import Any
 
 from tvm import te
 
-from ..place.layouts import DATA
+from ...place.layouts import DATA
 from .packed import LANES, Packed, blocks, gather
 
 __all__ = ["dense", "elementwise_rows"]

@@ -10,7 +10,7 @@ from tvm import relax
 from tvm.ir import Call
 from tvm.ir import Tuple as RelaxTuple
 
-from fusion_patterns.lower.rewrite import Rewriter, static_shape
+from fusion_patterns.normalise.rewrite import Rewriter, static_shape
 
 __all__ = ["MOST_TERMS", "sum_of_parts"]
 

@@ -19,7 +19,7 @@ from typing import Any
 from tvm import s_tir, tirx
 from tvm_ffi import structural_walk
 
-from .packed import LANES
+from ..compute.packed import LANES
 from .split import REDUCE, inside
 from .tiles import Tile, divisor
 

@@ -14,7 +14,7 @@ from tvm import relax, tirx
 from tvm.ir import Call, GenericConst
 from tvm.ir import Tuple as RelaxTuple
 
-from fusion_patterns.lower.rewrite import Array, Rewriter, constant_of, op_name
+from fusion_patterns.normalise.rewrite import Array, Rewriter, constant_of, op_name
 
 Fold = Callable[[Any, Sequence[Any]], Any]
 """(attributes, arguments as arrays, integers, dtypes or lists of them) -> array, or list of arrays."""

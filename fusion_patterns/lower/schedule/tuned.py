@@ -10,7 +10,7 @@ from typing import Any
 
 from tvm import tirx
 
-from ..place.profiles import TunedTile
+from ...place.profiles import TunedTile
 from .tiles import MOST_DEEP, TEXEL_BYTES, Tile, Work
 
 __all__ = ["Space", "TileFault", "kernel_key", "tiles_by_key"]

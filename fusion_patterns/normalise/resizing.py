@@ -10,7 +10,7 @@ from tvm import relax
 from tvm.ir import Call
 from tvm.ir import Tuple as RelaxTuple
 
-from fusion_patterns.lower.rewrite import Rewriter, op_name, static_shape
+from fusion_patterns.normalise.rewrite import Rewriter, op_name, static_shape
 
 __all__ = ["MOST_ENLARGED", "group_enlarged", "is_group", "one_pixel_operand"]
 

@@ -20,8 +20,8 @@ from typing import Any
 
 from tvm import s_tir
 
-from ..place.layouts import LANES
-from ..place.profiles import Tiles
+from ...place.layouts import LANES
+from ...place.profiles import Tiles
 from .split import cut_sums, inside, share_sums
 from .tiles import TEXEL_BYTES, Tile, Work, choose_tile
 

@@ -21,7 +21,7 @@ from tvm.ir import Call, TensorLoad
 from tvm.ir import Tuple as RelaxTuple
 from tvm_ffi import structural_equal
 
-from fusion_patterns.lower.rewrite import Rewriter
+from fusion_patterns.normalise.rewrite import Rewriter
 
 _MOST_OPS = 12  # a body of more operators is somebody's own kernel, better left whole
 _FLOATS = ("float16", "float32", "float64")

@@ -19,8 +19,8 @@ from tvm import relax
 from tvm.ir import Call
 from tvm.ir import Tuple as RelaxTuple
 
-from fusion_patterns.lower import resizing
-from fusion_patterns.lower.rewrite import Rewriter, op_name
+from fusion_patterns.normalise import resizing
+from fusion_patterns.normalise.rewrite import Rewriter, op_name
 
 __all__ = [
     "channel_slice",

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-from ..place.profiles import Tiles
+from ...place.profiles import Tiles
 
 __all__ = [
     "DEFAULT",
