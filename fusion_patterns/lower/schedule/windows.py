@@ -177,7 +177,7 @@ def _cuts(
 def _cost(cut: Cut, groups: int, kernel: tuple[int, int], tiles: Tiles, *, slides: bool) -> tuple[float, ...]:
     """What the sums cost with a cut; of two that cost the same the group of a usual size, then the longer row.
 
-    ``slides``: count that pixels of a row share what they read.
+    ``slides``: count that pixels of a row share what they read, as those of a convolution with stride 1 do.
     """
     blocks, rows, columns = cut.tile
     own = rows * columns
