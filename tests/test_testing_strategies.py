@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import subprocess
@@ -12,6 +13,7 @@ import pytest
 from tvm_ffi import structural_equal
 
 from fusion_patterns import cli
+from fusion_patterns.match import plan_fusion
 from fusion_patterns.table import load_table
 from fusion_patterns.table.model import Node, Predicate, Row, Table
 from fusion_patterns.testing import Graph, Module, Op, Tensor, build, check_table, properties
@@ -20,7 +22,7 @@ from fusion_patterns.testing.draft import seeded
 from fusion_patterns.testing.fuzz import Plan, one, summary
 from fusion_patterns.testing.fuzz import main as fuzz
 from fusion_patterns.testing.nets import draw_net
-from fusion_patterns.testing.rows import draw_instance, draw_near_miss, kinds_of_miss
+from fusion_patterns.testing.rows import draw_instance, draw_near_miss, kinds_of_miss, table_of
 from fusion_patterns.testing.variants import reduce, renamed, reordered
 
 TABLE = load_table()
@@ -73,6 +75,103 @@ def test_a_failure_shrinks_to_what_matters() -> None:
     small = reduce(spec, has_convolution)
     assert isinstance(small, Module)
     assert sum(len(graph.ops) for graph in small.functions) <= 3
+
+
+def test_a_condition_does_not_go_with_a_node_that_another_is_about() -> None:
+    """Where a node is absent all that a condition says holds, also what it says of others."""
+    for row in TABLE.patterns:
+        present = {name for name, node in row.nodes.items() if not node.optional and not node.repeat}
+        for predicate in row.where:
+            tree = ast.parse(predicate.that or "0", mode="eval").body
+            parts = tree.values if isinstance(tree, ast.BoolOp) and isinstance(tree.op, ast.And) else [tree]
+            named = [{found.id for found in ast.walk(part) if isinstance(found, ast.Name)} for part in parts]
+            for name in set().union(*named) & set(row.nodes) - present:
+                assert all(name in names for names in named), f"{predicate.origin}: {predicate.that}"
+
+
+def net(*ops: Op, **shapes: tuple[int, ...]) -> Graph:
+    """One function; tensors whose names begin with w are constants."""
+    tensors = [Tensor(name, shape, constant=name.startswith("w")) for name, shape in shapes.items()]
+    return Graph("main", tuple(tensors), ops, (ops[-1].name,))
+
+
+@pytest.mark.parametrize(
+    ("row", "condition", "graph"),
+    [
+        (
+            "conv2d.max_pool",
+            "output.shape == pool.shape",
+            net(
+                Op("conv", "nn.conv2d", ("x", "w"), {"padding": [1, 1]}),
+                Op("pool", "nn.max_pool2d", ("conv",), {"pool_size": [2, 2], "strides": [2, 2]}),
+                Op("sum", "add", ("pool", "r")),
+                x=(1, 8, 8, 8),
+                w=(8, 8, 3, 3),
+                r=(2, 8, 4, 4),
+            ),
+        ),
+        (
+            "conv2d.excite",
+            "output.shape == excite.shape",
+            net(
+                Op("one", "nn.conv2d", ("x", "w")),
+                Op("two", "nn.conv2d", ("one", "w_b")),
+                Op("sum", "add", ("two", "r")),
+                x=(1, 8, 1, 1),
+                w=(8, 8, 1, 1),
+                w_b=(8, 8, 1, 1),
+                r=(1, 8, 4, 4),
+            ),
+        ),
+        (
+            "conv2d.gate",
+            "gate.shape == excite.shape",
+            net(
+                Op("conv", "nn.conv2d", ("x", "w")),
+                Op("scale", "multiply", ("r", "conv")),
+                x=(1, 8, 1, 1),
+                w=(8, 8, 1, 1),
+                r=(2, 8, 4, 4),
+            ),
+        ),
+    ],
+)
+def test_what_grows_is_declined_where_nothing_is_in_between(row: str, condition: str, graph: Graph) -> None:
+    (one,) = (found for found in TABLE.patterns if found.name == row)
+    plan = plan_fusion(build(graph), table_of(one, TABLE))
+    assert not any(graph.ops[-1].name == op.name for match in plan.matches for op in match.ops)
+    assert any(f"`{condition}` does not hold" in decision.reason for decision in plan.declined())
+
+
+def test_a_value_of_one_pixel_meets_an_image() -> None:
+    for name in ("conv2d.gate", "conv2d.excite.gate", "dense.gate"):
+        (row,) = (found for found in TABLE.patterns if found.name == name)
+        instance = draw_instance(seeded(0), row, TABLE)
+        scale = instance.graph.op_of(instance.nodes["scale"][0])
+        assert scale is not None
+        types = instance.graph.types()
+        assert sorted(types[arg].shape[2:] == (1, 1) for arg in scale.args) == [False, True]
+
+
+def test_what_is_enlarged_fits_what_it_is_added_to() -> None:
+    (row,) = (found for found in TABLE.patterns if found.name == "conv2d.enlarged")
+    drawn = [draw_instance(seeded(number), row, TABLE) for number in range(10)]
+    for instance in drawn:
+        types = instance.graph.types()
+        assert types[instance.nodes["up"][0]].shape == types[instance.nodes["conv"][0]].shape
+    sizes = {len({types.shape[2:] for types in instance.graph.types().values()}) for instance in drawn}
+    assert len(sizes) > 1
+
+
+def test_a_concat_has_more_parts_than_the_row_names() -> None:
+    (row,) = (found for found in TABLE.patterns if found.name == "concat.chain")
+    parts = set()
+    for number in range(20):
+        instance = draw_instance(seeded(number), row, TABLE)
+        cat = instance.graph.op_of(instance.nodes["cat"][0])
+        assert cat is not None
+        parts.add(len(cat.args))
+    assert parts == {1, 2, 3}
 
 
 def wrong_table() -> Table:

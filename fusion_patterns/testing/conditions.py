@@ -30,7 +30,7 @@ class _Unknown(Exception):
 
 @dataclass(frozen=True)
 class Filled:
-    """How a graph fills a row: the operators that stand at each node, and the operand that each tensor is."""
+    """How a graph fills a row: the value of each occurrence of a node, and the operand that each tensor is."""
 
     graph: Graph
     nodes: Mapping[str, tuple[str, ...]]

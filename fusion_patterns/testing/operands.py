@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fusion_patterns.table import expr
 from fusion_patterns.table.model import Broadcast, Predicate, Row
 from fusion_patterns.table.ops import OPS, Kind
 from fusion_patterns.testing.draft import Draft, Pick
@@ -45,6 +46,8 @@ class Operands:
         self.row, self.pick, self.profile, self.broken = row, pick, profile, broken
         self.live: list[str] = []
         """Values that tensors may be, besides new ones."""
+        self.beside: Shape | None = None
+        """The shape of what the next operator's result is added to or joined with, if that is there already."""
         dtypes = self._options(lambda p: p.tensor is not None, "dtype", ("float32", "float16", "int32"))
         self.draft = draft if draft is not None else Draft(pick(dtypes))
         self.channels = pick((8, 4, 3, 12, 6))
@@ -100,8 +103,13 @@ class Operands:
             shape, constant=self._of(slot.name, "constant", constants), dtype=dtype
         )
 
-    def natural(self, slot: Slot, rank: int = 4, layout: str = "") -> None:
-        """A value for the operand that an operator works on: an image, if nothing speaks against it."""
+    def natural(
+        self, slot: Slot, rank: int = 4, layout: str = "", known: Mapping[str, Dim] | None = None
+    ) -> None:
+        """A value for the operand that an operator works on: an image, if nothing speaks against it.
+
+        ``known``: dimensions by their letters, if something else says what they are.
+        """
         images = [
             v
             for v in self.live
@@ -115,7 +123,7 @@ class Operands:
             other = (3, 2) if about is not None and about.rank is not None else ()
             rank = self._of(slot.name, "rank", (rank, *other))
             layout = {3: "NCW", 4: "NCHW", 5: "NCDHW"}.get(rank, "NCHW"[:rank] if rank < 3 else "NCDHW")
-        usual = self.size | {"C": self.channels, "D": 4}
+        usual = self.size | {"C": self.channels, "D": 4, **(known or {})}
         shape = [self._dim(slot.name, axis, place, usual[axis]) for place, axis in enumerate(layout)]
         self._tensor(slot, shape, constants=(False,))
 
@@ -141,7 +149,9 @@ class Operands:
             return self._elementwise(op, slots)
         layout = str(self._attr(label, "layout", _layouts(op))) if "layout" in OPS[op].attrs else ""
         if slots[0].value is None:
-            self.natural(slots[0], len(layout) or 4, layout)
+            beside = self._beside(layout) if op == "image.resize2d" else {}
+            kept = {axis: dim for axis, dim in beside.items() if axis in "NC"}
+            self.natural(slots[0], len(layout) or 4, layout, kept)
         shape = self.draft.shape(str(slots[0].value))
         if kind is Kind.NORMALISATION:
             return self._normalisation(op, slots, shape, label)
@@ -149,6 +159,11 @@ class Operands:
             raise Infeasible(f"no operands for {op}")
         attrs = self._attributes(op, shape, label, layout)
         return attrs | ({"layout": layout} if layout else {})
+
+    def _beside(self, layout: str) -> dict[str, Dim]:
+        """What is known of the next result's dimensions, by their letters in its layout."""
+        beside = self.beside
+        return dict(zip(layout, beside, strict=True)) if beside and len(beside) == len(layout) else {}
 
     def _elementwise(self, op: str, slots: list[Slot]) -> dict[str, Any]:
         if all(slot.value is None for slot in slots):
@@ -166,14 +181,18 @@ class Operands:
             if op == "nn.prelu":
                 self._tensor(slot, (whole[1],), constants=(True, False))
                 continue
-            likely = (Broadcast.OTHER,) * 8 if self.profile.oversized else ()
-            shape = self._form(self._of(slot.name, "broadcast", (*tuple(Broadcast), *likely)), whole)
+            # What the row gives a name of its own may be the image that a value of one pixel is spread over.
+            spreads = slot.name is not None and _is_pixel(whole)
+            spread_often = spreads and not self._speaks_of(slot.name)
+            likely = (Broadcast.OTHER,) * 8 if self.profile.oversized or spread_often else ()
+            form = self._of(slot.name, "broadcast", (*tuple(Broadcast), *likely))
+            shape = self._form(form, whole, spreads)
             dtype = "bool" if op == "where" and place == 0 else None
             self._tensor(slot, shape, constants=(True, False), dtype=dtype)
         return attrs
 
-    def _form(self, form: Broadcast, whole: Shape) -> Shape:
-        """A shape that meets ``whole`` in this form."""
+    def _form(self, form: Broadcast, whole: Shape, spreads: bool) -> Shape:
+        """A shape that meets ``whole`` in this form; ``spreads``: ``whole`` is one pixel of a larger image."""
         if form is Broadcast.SCALAR:
             return tuple(self.pick(((), (1,) * len(whole))))
         if form is Broadcast.SAME or len(whole) < 3:
@@ -181,9 +200,14 @@ class Operands:
         if form is Broadcast.CHANNEL:
             vector = (whole[1], *(1,) * (len(whole) - 2))
             return tuple(self.pick(((1, *vector), vector)))
+        image = (*whole[:2], self.size["H"], self.size["W"])
+        if spreads and not self.profile.oversized:
+            return image
         larger = [(2, *whole[1:])] if whole[0] == 1 else []
+        if _is_pixel(whole):
+            larger = [image, *larger, *((2, *image[1:]) for _ in larger)]
         if self.profile.oversized and larger:
-            return larger[0]
+            return tuple(self.pick(larger))
         return tuple(self.pick(((1, 1, *whole[2:]), (1, *whole[1:]), (*(1,) * (len(whole) - 1), whole[-1]))))
 
     def _convolution(self, op: str, slots: list[Slot], label: str) -> dict[str, Any]:
@@ -207,7 +231,8 @@ class Operands:
             raise Infeasible("symbolic channels")
         groups, given, out = self._grouping(channels, weight)
         if weight.value is None:
-            size = self.pick((1, 3))
+            # What lies around a single pixel is padding.
+            size = self.pick((1, 1, 1, 3) if _is_pixel(shape) else (1, 3))
             if transposed:
                 given, out = channels, out // groups
             extent = {"O": self._of(weight.name, "dim O", (out,)), "I": given, **dict.fromkeys(spatial, size)}
@@ -225,6 +250,15 @@ class Operands:
             "strides": list(strides),
             "padding": padding,
         }
+
+    def _speaks_of(self, name: str | None) -> bool:
+        """Whether the condition that is to fail is about this name."""
+        if self.broken is None:
+            return False
+        about = self.row.where[self.broken]
+        if about.that is not None:
+            return name in {subject for subject, _ in expr.parse(about.that).names()}
+        return name in (about.node, about.tensor)
 
     def _is_broken(self, label: str) -> bool:
         return self.broken is not None and self.row.where[self.broken].node == label
@@ -311,8 +345,10 @@ class Operands:
             # the size of another image, so that both can meet in one operator
             others = {t.shape[2:] for t in self.draft.tensors if len(t.shape) == 4 and not t.constant}
             known = sorted(o for o in others if layout == "NCHW" and all(isinstance(d, int) for d in o))
+            beside = self._beside(layout)
+            wanted = [(beside["H"], beside["W"])] * 8 if beside else []
             return {
-                "size": list(self.pick(((2 * sizes["H"], 2 * sizes["W"]), *known))),
+                "size": list(self.pick((*wanted, (2 * sizes["H"], 2 * sizes["W"]), *known))),
                 "method": method,
                 "coordinate_transformation_mode": mode,
                 "rounding_method": "floor" if method == "nearest_neighbor" else "",
@@ -338,9 +374,11 @@ class Operands:
         raise Infeasible(f"no attributes for {op}")
 
     def _reshaped(self, shape: Shape) -> list[Dim]:
-        """One pixel as a row, channels split into two groups, or two axes of them joined; else one more axis."""
-        if len(shape) == 4 and shape[2:] == (1, 1):
+        """One pixel as a row or back, channels split into two groups, or their two axes joined; else an axis more."""
+        if _is_pixel(shape):
             return list(shape[:2])
+        if len(shape) == 2:
+            return [*shape, 1, 1]
         if len(shape) == 4 and isinstance(shape[1], int) and shape[1] % 2 == 0:
             return [shape[0], 2, shape[1] // 2, *shape[2:]]
         if len(shape) == 5 and isinstance(shape[1], int) and isinstance(shape[2], int):
@@ -359,6 +397,11 @@ class Operands:
         if op.startswith("nn.avg"):
             attrs["count_include_pad"] = self._attr(label, "count_include_pad", (False,))
         return attrs | {"pool_size": list(size), "strides": list(strides), "padding": padding}
+
+
+def _is_pixel(shape: Shape) -> bool:
+    """Whether each image, in NCHW, has one pixel."""
+    return len(shape) == 4 and shape[2:] == (1, 1)
 
 
 def _ones(shape: Shape) -> tuple[tuple[int, ...], ...]:

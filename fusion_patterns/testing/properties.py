@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -39,13 +40,15 @@ from fusion_patterns.match import FusionPlan
 from fusion_patterns.match import plan_fusion as match_plan
 from fusion_patterns.match.automaton import automaton_of
 from fusion_patterns.match.engine import Engine
+from fusion_patterns.match.program import subjects_of
 from fusion_patterns.normalise import normalise
 from fusion_patterns.outline import outline
 from fusion_patterns.place import decide, place
 from fusion_patterns.reference import Reference
 from fusion_patterns.report.summary import convolutions
 from fusion_patterns.table import dump_table, load_table
-from fusion_patterns.table.model import Origin, Row, Table
+from fusion_patterns.table.expand import ops_of
+from fusion_patterns.table.model import Fragment, Origin, Row, Table
 from fusion_patterns.testing.building import build, sizes_of
 from fusion_patterns.testing.conditions import broken_conditions, readings
 from fusion_patterns.testing.rows import Instance, NearMiss, table_of
@@ -120,9 +123,35 @@ def declines(miss: NearMiss, row: Row, table: Table) -> None:
         told = any(decision.culprit == miss.escape for decision in said)
         _require(told, f"`{miss.escape}` leaves the match; {row.name} says: {_said(plan)}")
         return
-    numbers = set[int]().union(*allowed)
+    numbers = set[int]().union(*allowed, _broken_further_on(row, instance))
     told = any(decision.where == f"{_WHERE}:{number + 1}" for decision in said for number in numbers)
+    # Read otherwise, all operators may be the row's beginning, or some of them that of a fragment: what comes
+    # next is missing then.
+    may_begin = {
+        op
+        for node, ops in instance.nodes.items()
+        if any(isinstance(option, Fragment) for option in ops_of(table, row.nodes[node]))
+        for op in ops
+    }
+    told = told or any(
+        (decision.progress >= len(members) or decision.culprit in may_begin)
+        and not decision.where.startswith(f"{_WHERE}:")
+        for decision in said
+    )
     _require(told, f"conditions {sorted(numbers)} are broken; {row.name} says: {_said(plan)}")
+
+
+def _broken_further_on(row: Row, instance: Instance) -> set[int]:
+    """Conditions on a repeated node that don't hold if the operators of the nodes behind it are read as its own."""
+    numbers = set[int]()
+    names = list(row.nodes)
+    for number, name in enumerate(names):
+        if row.nodes[name].repeat is None:
+            continue
+        taken = [value for node in names[number:] for value in instance.values.get(node, ())]
+        grown = replace(instance.filled(), nodes={**instance.values, name: tuple(taken)})
+        numbers |= {n for n in broken_conditions(row, grown) if name in subjects_of(row.where[n])}
+    return numbers
 
 
 def _said(plan: FusionPlan) -> str:

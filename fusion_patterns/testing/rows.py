@@ -14,18 +14,22 @@ from itertools import permutations, product
 
 from fusion_patterns.table import expr
 from fusion_patterns.table.expand import ops_of
-from fusion_patterns.table.model import Fragment, Node, Row, Table
+from fusion_patterns.table.model import PARTS, Fragment, Node, Row, Table
 from fusion_patterns.table.ops import ELEMENTWISE, OPS
 from fusion_patterns.testing.conditions import Filled, broken_conditions
 from fusion_patterns.testing.draft import Draft, Pick, seeded
 from fusion_patterns.testing.operands import Operands, Profile, Slot
-from fusion_patterns.testing.shapes import Infeasible
+from fusion_patterns.testing.shapes import Infeasible, Shape
 from fusion_patterns.testing.spec import Graph, Op
 
 __all__ = ["Instance", "NearMiss", "draw_instance", "draw_near_miss", "graft", "kinds_of_miss", "table_of"]
 
 ATTEMPTS = 30
 MOST_REPEATS = 3
+TRIES = 32
+"""So often a row is walked to find out whether a profile has instances."""
+MANY_PARTS = 8
+"""So many tensors more than a row names are too many for a `concat` whose parts it counts."""
 OUTSIDERS = {"nn.softmax": {"axis": -1}, "nn.log_softmax": {"axis": -1}, "flip": {"axis": 0}, "cos": {}}
 """Operators that stand outside of a match; the first that the row does not know is taken."""
 
@@ -38,6 +42,8 @@ class Instance:
     graph: Graph
     nodes: Mapping[str, tuple[str, ...]]
     """by node of the row: the operators that stand there"""
+    values: Mapping[str, tuple[str, ...]]
+    """by node of the row: the value of each occurrence, for a fragment that of its last operator"""
     tensors: Mapping[str, tuple[str, int]]
     """by tensor of the row: the operator that takes it, and the position"""
     output: str
@@ -50,7 +56,7 @@ class Instance:
 
     def filled(self) -> Filled:
         """The same, as conditions are asked of it."""
-        return Filled(self.graph, self.nodes, self.tensors, self.output)
+        return Filled(self.graph, self.values, self.tensors, self.output)
 
 
 @dataclass(frozen=True)
@@ -74,10 +80,10 @@ def table_of(row: Row, table: Table) -> Table:
 
 def draw_instance(pick: Pick, row: Row, table: Table) -> Instance:
     """A graph that fills the row; raises `Infeasible` if none was found."""
-    profile = pick(_profiles(_Key(row, table), None))
+    profiles = _profiles(_Key(row, table), None)
     for _ in range(ATTEMPTS):
         try:
-            instance = _Walk(row, table, pick, profile, None).instance()
+            instance = _Walk(row, table, pick, pick(profiles), None).instance()
         except Infeasible:
             continue
         if not broken_conditions(row, instance.filled()):
@@ -144,7 +150,7 @@ def _profiles(key: _Key, broken: int | None) -> tuple[Profile, ...]:
     """The profiles in which a row has instances (or near misses): found once, by trying."""
     found = []
     for profile in _all_profiles(key.row, key.table):
-        for seed in range(8):
+        for seed in range(TRIES if broken is None else TRIES // 4):
             try:
                 instance = _Walk(key.row, key.table, seeded(seed), profile, broken).instance()
             except Infeasible:
@@ -202,6 +208,7 @@ class _Walk:
         self.operands = Operands(row, pick, profile, broken, draft)
         self.draft = self.operands.draft
         self.nodes: dict[str, list[str]] = {}
+        self.values: dict[str, list[str]] = {}
         self.tensors: dict[str, tuple[str, int]] = {}
 
     def instance(self) -> Instance:
@@ -221,7 +228,8 @@ class _Walk:
                     self.draft.emit(op, value, **attrs)
         self.draft.results.append(output)
         nodes = {name: tuple(ops) for name, ops in self.nodes.items()}
-        return Instance(self.row.name, self.draft.graph(), nodes, self.tensors, output)
+        values = {name: tuple(each) for name, each in self.values.items()}
+        return Instance(self.row.name, self.draft.graph(), nodes, values, self.tensors, output)
 
     def _nodes(
         self, nodes: Mapping[str, Node], slots: dict[str, Slot], before: str | None, label: str | None
@@ -230,9 +238,20 @@ class _Walk:
         for name, node in nodes.items():
             inputs = node.inputs if node.inputs is not None else (() if before is None else (before,))
             taken = [slots.setdefault(operand, Slot(operand)) for operand in inputs]
+            self.operands.beside = self._beside(name, nodes, slots)
             slots[name] = self._node(node, taken, inputs, nodes, label or name)
             before = name
         return slots
+
+    def _beside(self, name: str, nodes: Mapping[str, Node], slots: Mapping[str, Slot]) -> Shape | None:
+        """The shape of a value that another node takes together with this node's."""
+        for node in nodes.values():
+            if name in (node.inputs or ()):
+                for operand in node.inputs or ():
+                    value = slots[operand].value if operand != name and operand in slots else None
+                    if value is not None:
+                        return self.draft.shape(value)
+        return None
 
     def _node(
         self, node: Node, taken: list[Slot], inputs: tuple[str, ...], nodes: Mapping[str, Node], label: str
@@ -253,11 +272,16 @@ class _Walk:
         chosen = self.pick(ops_of(self.table, node))
         if isinstance(chosen, Fragment):
             entry = taken[0] if taken else Slot(None)
-            inner = self._nodes(chosen.nodes, {chosen.value: entry}, chosen.value, label)
-            return inner[list(chosen.nodes)[-1]]
+            values = self.values.setdefault(label, [])
+            before = len(values)
+            result = self._nodes(chosen.nodes, {chosen.value: entry}, chosen.value, label)[
+                list(chosen.nodes)[-1]
+            ]
+            values[before:] = [str(result.value)]
+            return result
         arity = OPS[chosen].arity
         if arity is None:
-            arity = max(len(taken), self.pick((1, 2) if chosen == ELEMENTWISE else (2, 3)) if follows else 1)
+            arity = self._arity(chosen, len(taken), follows)
         if arity < len(taken):
             raise Infeasible(f"{chosen} does not take {len(taken)} operands")
         order = tuple(range(len(taken)))
@@ -269,10 +293,26 @@ class _Walk:
         attrs = self.operands.fill(chosen, slots, label)
         value = self.draft.emit(chosen, *(str(slot.value) for slot in slots), **attrs)
         self.nodes.setdefault(label, []).append(value)
+        self.values.setdefault(label, []).append(value)
         for position, slot in enumerate(slots):
             if slot.name is not None and slot.name not in self.tensors and self._is_tensor(slot):
                 self.tensors[slot.name] = value, position
         return Slot(None, value)
+
+    def _arity(self, op: str, taken: int, follows: bool) -> int:
+        """How many operands an operator gets that takes any number of them."""
+        if op == ELEMENTWISE:
+            return max(taken, int(self.pick((1, 2))) if follows else 1)
+        if follows:
+            return max(taken, int(self.pick((2, 3))))
+        # The row names the first parts of a `concat`; there may be more.
+        more: int = self.pick((1, MANY_PARTS) if self._counts_parts() else (0, 0, 1, 2))
+        return taken + more
+
+    def _counts_parts(self) -> bool:
+        """Whether the condition that is to fail is on the number of a `concat`'s parts."""
+        broken = None if self.operands.broken is None else self.row.where[self.operands.broken].that
+        return broken is not None and any(field == PARTS for _, field in expr.parse(broken).names())
 
     def _is_tensor(self, slot: Slot) -> bool:
         return slot.name not in self.row.nodes and slot.name in {
@@ -313,7 +353,12 @@ def _cycle(pick: Pick, instance: Instance, row: Row, other: Op, value: str) -> N
         (number, position)
         for number, op in enumerate(graph.ops)
         for position, arg in enumerate(op.args)
-        if number >= begin and op.name in instance.members and arg in tensors and types[arg] == types[value]
+        if number >= begin
+        and op.name in instance.members
+        and arg in tensors
+        and types[arg] == types[value]
+        # What a row names twice has to stay one tensor.
+        and sum(user.name in instance.members for user in graph.users(arg)) == 1
     ]
     if not places:
         return None

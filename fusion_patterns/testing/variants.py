@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from fusion_patterns.testing.shapes import Infeasible
-from fusion_patterns.testing.spec import Graph, Module
+from fusion_patterns.testing.spec import Graph, Module, Tensor
 
 __all__ = ["reduce", "renamed", "reordered"]
 
@@ -73,12 +73,17 @@ def _smaller(spec: Module) -> Iterator[Module]:
 
 
 def _fewer(graph: Graph) -> Iterator[Graph]:
-    """The function with one result, with one result less, or without an operator."""
+    """The function with one result, with one result less, given a value it computes, or without an operator."""
     if len(graph.results) > 1:
         yield from (_pruned(replace(graph, results=(name,))) for name in graph.results)
         for name in graph.results:
             yield _pruned(replace(graph, results=tuple(other for other in graph.results if other != name)))
     types = graph.types()
+    for op in reversed(graph.ops):
+        if op.name not in graph.results:
+            given = Tensor(op.name, *types[op.name])
+            ops = tuple(other for other in graph.ops if other is not op)
+            yield _pruned(replace(graph, tensors=(*graph.tensors, given), ops=ops))
     for op in reversed(graph.ops):
         for arg in op.args:
             if types[arg] == types[op.name] and (
