@@ -134,7 +134,7 @@ HOST = [
     (drop_the_escape_check, "well-formed", lambda: nets("well-formed")),
     (drop_the_escape_check, "reason", lambda: reason("conv2d.chain", "returned")),
     (swap_operands_of_subtract, "equivalence on the CPU", numbers),
-    (match_bias_along_another_axis, "self-match", lambda: self_match("conv2d.grouped.prologue")),
+    (match_bias_along_another_axis, "self-match", lambda: self_match("conv2d.depthwise.prologue")),
     (share_kernels_across_scopes, "scope agreement", lambda: nets("scope agreement")),
     (accept_without_the_exact_check, "exact check", lambda: nets("exact check")),
 ]
