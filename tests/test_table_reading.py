@@ -348,15 +348,3 @@ def test_a_table_is_read_again_only_after_a_change() -> None:
     assert load_table("own.yaml") is first
     write("base.yaml", BASE.replace("two", "second"))
     assert [row.name for row in load_table("own.yaml").patterns] == ["one", "second"]
-
-
-def test_the_builtin_table_is_read_quickly() -> None:
-    load_table()
-    times = []
-    for _ in range(5):
-        reading._cache.clear()
-        start = time.perf_counter()
-        load_table()
-        times.append(time.perf_counter() - start)
-    # The goal is 60 ms; a busy machine must not make this fail, a tenfold loss must.
-    assert min(times) < 0.3
