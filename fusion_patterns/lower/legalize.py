@@ -20,8 +20,8 @@ from ..place.layouts import DATA, PLAIN
 from ..place.needs import (
     ELEMENTWISE,
     FLATTENS,
+    MOVES,
     ROW_RANK,
-    SHUFFLE,
     NotPacked,
     leading_moves,
     op_name,
@@ -129,7 +129,7 @@ class _Legalizer:
             return self._front(self.fronts[var], var)
         if op == "relax.reshape" and len(self.values[call.args[0]].shape) == ROW_RANK:
             return self._pixel(call, var)
-        if op in SHUFFLE:
+        if op in MOVES:
             return self._shuffle(call, var)
         if op in (*FLATTENS, "relax.expand_dims"):
             # one pixel as a row (see dense), or the channels as the depth of a volume and back

@@ -97,9 +97,7 @@ def scale_into_weights(at: Rewriter, expr: relax.Expr) -> relax.Expr | None:
         weight = channel.scaled(at.constant(conv.args[1]), scale)
         if weight is None:
             continue
-        args = [conv.args[0], constant_of(weight), *conv.args[2:]]
-        better = Call(conv.op, args, conv.attrs, conv.ty_args, conv.span, conv.ty)
-        return better if bias is None else _biased(at, better, bias * scale)
+        return _with_weight(at, conv, weight, None if bias is None else bias * scale)
     return None
 
 
@@ -163,10 +161,8 @@ def join_branches(at: Rewriter, expr: relax.Expr) -> relax.Expr | None:
             joined = joined.astype(weight.dtype)
         if not found or not np.isfinite(joined).all():
             continue
-        args = [conv.args[0], constant_of(joined), *conv.args[2:]]
-        better = Call(conv.op, args, conv.attrs, conv.ty_args, conv.span, conv.ty)
         shifts = [vector for vector in (bias, shift) if vector is not None]
-        return _biased(at, better, sum(shifts)) if shifts else better
+        return _with_weight(at, conv, joined, sum(shifts) if shifts else None)
     return None
 
 
@@ -358,5 +354,8 @@ def _convolution(at: Rewriter, value: relax.Expr) -> tuple[Call | None, Any]:
     return None, None
 
 
-def _biased(at: Rewriter, conv: Call, bias: Any) -> relax.Expr:
-    return relax.op.add(at.emit(conv), _Channels(conv).wide(bias))
+def _with_weight(at: Rewriter, conv: Call, weight: Array, bias: Any) -> relax.Expr:
+    """*conv* with another weight, and a vector added to its channels unless *bias* is None."""
+    args = [conv.args[0], constant_of(weight), *conv.args[2:]]
+    better = Call(conv.op, args, conv.attrs, conv.ty_args, conv.span, conv.ty)
+    return better if bias is None else relax.op.add(at.emit(better), _Channels(better).wide(bias))

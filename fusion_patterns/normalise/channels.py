@@ -80,12 +80,12 @@ def slice_from_the_end(at: Rewriter, expr: relax.Expr) -> relax.Expr | None:
 def join_slices(at: Rewriter, expr: relax.Expr) -> relax.Expr | None:
     """Slices of one tensor that follow each other in a concat as one slice."""
     assert isinstance(expr, Call)
-    fields = at.definition(expr.args[0])
-    if not isinstance(fields, RelaxTuple) or int(expr.attrs.axis) not in (1, -3):
+    parts = at.parts(expr)
+    if parts is None or int(expr.attrs.axis) not in (1, -3):
         return None
     joined: list[relax.Expr] = []
     changed = False
-    for field in fields.fields:
+    for field in parts:
         mine = _slice_of(at.definition(field))
         before = _slice_of(at.definition(joined[-1])) if joined else None
         if mine and before and mine[0].same_as(before[0]) and mine[1] == before[2]:
@@ -142,8 +142,7 @@ def flatten_concat(at: Rewriter, expr: relax.Expr) -> relax.Expr | None:
 
 def _parts(at: Rewriter, concat: Call) -> list[relax.Expr] | None:
     """What a concat joins, if that is known."""
-    parts = at.definition(concat.args[0])
-    return list(parts.fields) if isinstance(parts, RelaxTuple) and _axis(concat) is not None else None
+    return at.parts(concat) if _axis(concat) is not None else None
 
 
 def _axis(concat: Call) -> int | None:

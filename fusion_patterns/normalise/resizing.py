@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from tvm import relax
 from tvm.ir import Call
-from tvm.ir import Tuple as RelaxTuple
 
 from fusion_patterns.normalise.rewrite import Rewriter, op_name, static_shape
 
@@ -42,17 +41,17 @@ def group_enlarged(at: Rewriter, expr: relax.Expr) -> relax.Expr | None:
     A convolution that reads the parts of a concat where they are repeats pixels, but does not interpolate them.
     """
     assert isinstance(expr, Call)
-    parts = at.definition(expr.args[0])
-    if not isinstance(parts, RelaxTuple) or not _joins_channels(expr):
+    parts = at.parts(expr)
+    if parts is None or not _joins_channels(expr):
         return None
     runs: list[list[relax.Expr]] = []
-    for part in parts.fields:
+    for part in parts:
         enlarged = _is_enlarged(at, part)
         if runs and enlarged and _is_enlarged(at, runs[-1][0]) and len(runs[-1]) < MOST_ENLARGED:
             runs[-1].append(part)
         else:
             runs.append([part])
-    if len(runs) == 1 or len(runs) == len(parts.fields):
+    if len(runs) == 1 or len(runs) == len(parts):
         return None
     joined = [run[0] if len(run) == 1 else at.emit(relax.op.concat(run, axis=1)) for run in runs]
     return relax.op.concat(joined, axis=1)
@@ -60,8 +59,8 @@ def group_enlarged(at: Rewriter, expr: relax.Expr) -> relax.Expr | None:
 
 def is_group(at: Rewriter, concat: Call) -> bool:
     """Whether a concat joins only what was enlarged, so that it is better left alone."""
-    parts = at.definition(concat.args[0])
-    return isinstance(parts, RelaxTuple) and all(_is_enlarged(at, part) for part in parts.fields)
+    parts = at.parts(concat)
+    return parts is not None and all(_is_enlarged(at, part) for part in parts)
 
 
 def _is_enlarged(at: Rewriter, part: relax.Expr) -> bool:

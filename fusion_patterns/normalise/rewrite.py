@@ -60,6 +60,11 @@ class Rewriter:
         alone = value is expr or self._reads[expr] <= 1
         return value if alone and op_name(value) in ops else None
 
+    def parts(self, call: Call) -> list[relax.Expr] | None:
+        """The tensors that a call such as ``concat`` puts together, if they are known."""
+        parts = self.definition(call.args[0])
+        return list(parts.fields) if isinstance(parts, RelaxTuple) else None
+
     def constant(self, expr: relax.Expr) -> Array | None:
         """The value of a constant tensor, which can't be written to, or None."""
         if not isinstance(expr, GenericConst) or not isinstance(expr.ty, relax.TensorType):

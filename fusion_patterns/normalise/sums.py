@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from tvm import relax
 from tvm.ir import Call
-from tvm.ir import Tuple as RelaxTuple
 
 from fusion_patterns.normalise.rewrite import Rewriter, static_shape
 
@@ -37,15 +36,10 @@ def _stacked(at: Rewriter, value: relax.Expr, whole: tuple[int, ...], axis: int)
     """What *value* has side by side along a new axis, one part for each of its elements."""
     stack = at.call_of(value, "stack")
     if stack is not None:
-        return _parts(at, stack) if int(stack.attrs.axis or 0) % len(whole) == axis else []
+        return at.parts(stack) or [] if int(stack.attrs.axis or 0) % len(whole) == axis else []
     reshape = at.call_of(value, "reshape")
     concat = at.call_of(reshape.args[0], "concat") if reshape is not None and axis == 0 else None
     if concat is None or concat.attrs.axis is None or int(concat.attrs.axis) % concat.ty.ndim != 0:
         return []
-    parts = _parts(at, concat)
+    parts = at.parts(concat) or []
     return parts if len(parts) == whole[0] else []
-
-
-def _parts(at: Rewriter, call: Call) -> list[relax.Expr]:
-    parts = at.definition(call.args[0])
-    return list(parts.fields) if isinstance(parts, RelaxTuple) else []

@@ -40,10 +40,9 @@ ELEMENTWISE = frozenset(f"relax.{name}" for name in _ELEMENTWISE.split())
 
 
 SHUFFLE_STEPS = ("relax.reshape", "relax.permute_dims", "relax.reshape")
-SHUFFLE = frozenset(SHUFFLE_STEPS)
+MOVES = frozenset(SHUFFLE_STEPS)
 CHANNEL_POOL_STEPS = ("relax.expand_dims", "relax.nn.avg_pool3d", "relax.squeeze")
-_MOVED = SHUFFLE | frozenset(CHANNEL_POOL_STEPS)
-MOVES = frozenset(("relax.reshape", "relax.permute_dims"))
+_MOVED = MOVES | frozenset(CHANNEL_POOL_STEPS)
 FLATTENS = frozenset(("relax.reshape", "relax.squeeze", "relax.nn.batch_flatten"))
 ROW_RANK = 2
 
@@ -294,7 +293,7 @@ def _moved(reader: _Reader, number: int, bindings: list[Any], output: Any) -> No
     call, name = binding.value, str(binding.var.name)
     if op_name(call) == "relax.permute_dims" and _is_turn(call):
         _turn(reader, number, binding, output.same_as(binding.var))
-    elif op_name(call) in SHUFFLE:
+    elif op_name(call) in MOVES:
         _shuffle(reader, number, call, bindings, name)
     else:
         _channel_pool(reader, number, bindings, name)
@@ -377,7 +376,7 @@ def _shuffle(reader: _Reader, number: int, call: Any, bindings: list[Any], name:
                 return
     elif (
         number
-        and op_name(bindings[number - 1].value) in SHUFFLE
+        and op_name(bindings[number - 1].value) in MOVES
         and call.args[0].same_as(bindings[number - 1].var)
     ):
         return

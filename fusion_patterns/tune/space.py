@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import log2
 from typing import TypeVar
 
-from ..lower.schedule.tiles import Tile
+from ..lower.schedule.tiles import Tile, divisors
 from ..lower.schedule.tuned import Space
 from ..place.profiles import Tiles
 
@@ -66,11 +66,11 @@ def _all_cuts(space: Space, tiles: Tiles) -> Iterator[tuple[int, int, int, int]]
     most_texels = max(MOST_TEXELS, tiles.accumulators)
     _, blocks, rows, columns = space.work.shape[:4]
     most_blocks, most_rows, most_columns = space.most
-    for b in _divisors(blocks, most_blocks):
-        for r in _divisors(rows, most_rows):
-            for c in _divisors(columns, most_columns):
+    for b in divisors(blocks, most_blocks):
+        for r in divisors(rows, most_rows):
+            for c in divisors(columns, most_columns):
                 if b * r * c <= most_texels:
-                    for split in _divisors(space.shares, space.max_threads):
+                    for split in divisors(space.shares, space.max_threads):
                         yield b, r, c, split
 
 
@@ -79,9 +79,9 @@ def _groups(space: Space, limits: Limits, tiles: Tiles, cut: Tile) -> list[Tile]
     extents = space.threads(cut)
     most = min(space.max_threads, limits.max_threads) // cut.split
     found = []
-    for z in _divisors(extents[0], most):
-        for y in _divisors(extents[1], most // z):
-            for x in _divisors(extents[2], most // (z * y)):
+    for z in divisors(extents[0], most):
+        for y in divisors(extents[1], most // z):
+            for x in divisors(extents[2], most // (z * y)):
                 tile = Tile(cut.blocks, cut.rows, cut.columns, (z, y, x), cut.split)
                 if limits.takes(tile) and space.why_not(tile) is None:
                     found.append(tile)
@@ -107,10 +107,6 @@ def _distance(tile: Tile, other: Tile) -> float:
             strict=True,
         )
     )
-
-
-def _divisors(number: int, most: int) -> list[int]:
-    return [d for d in range(1, min(number, most) + 1) if number % d == 0]
 
 
 def _spread(ordered: list[T], count: int) -> list[T]:

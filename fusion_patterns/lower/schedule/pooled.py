@@ -16,7 +16,7 @@ from typing import Any
 from tvm import s_tir
 
 from ..compute.packed import LANES
-from .split import cut_sums, inside, share_sums
+from .split import cut_sums, inside, share_sums, share_tiles
 from .tiles import Tile
 
 __all__ = ["schedule_pooled"]
@@ -54,7 +54,7 @@ def schedule_pooled(
     if parts:
         ((total, thread),) = share_sums(sch, parts, group, image, tile, _nothing)
     else:
-        total, thread = convolution[0], _tiles(sch, image, lane, tile)
+        total, thread = convolution[0], share_tiles(sch, image, lane, tile)
     *blocks, lane, rows, columns = inside(sch, pool, group)
     if LANES * tile.extents[0] <= tile.threads:
         blocks.append(lane)
@@ -68,19 +68,6 @@ def schedule_pooled(
 
 def _nothing(loop: Any) -> None:
     """The epilogue keeps nothing in registers: all of it is in the block that writes a pixel."""
-
-
-def _tiles(sch: s_tir.Schedule, image: list[Any], lane: Any, tile: Tile) -> Any:
-    """A thread for each tile of the pixels; returns the loop over threads."""
-    *units, c, y, x = image
-    c, c_in = sch.split(c, [None, tile.blocks])
-    x, x_in = sch.split(x, [None, tile.columns])
-    sch.reorder(*units, c, y, x, c_in, x_in, lane)
-    thread = sch.fuse(*units, c, y, x)
-    sch.bind(thread, "threadIdx.x")
-    for loop in (c_in, x_in):
-        sch.unroll(loop)
-    return thread
 
 
 def _one_each(sch: s_tir.Schedule, loop: Any, threads: int) -> None:

@@ -15,7 +15,7 @@ from tvm import s_tir
 
 from .tiles import Tile
 
-__all__ = ["REDUCE", "Shares", "cut_sums", "inside", "share_sums", "split_sums"]
+__all__ = ["REDUCE", "Shares", "cut_sums", "inside", "share_sums", "share_tiles", "split_sums"]
 
 REDUCE = 2  # tirx.IterVar.CommReduce
 
@@ -122,16 +122,28 @@ def _texels(sch: s_tir.Schedule, loops: list[Any], threads: int) -> Any:
 def _shares(sch: s_tir.Schedule, shared: Any, group: Any, tile: Tile) -> Any:
     """Bind the shares to threads; returns the thread loop."""
     sch.compute_at(shared, group, preserve_unit_loops=True)
-    share, *spatial = inside(sch, shared, group)
-    c, y, x, lane = spatial[-4:]
-    c, c_in = sch.split(c, [None, tile.blocks])
-    x, x_in = sch.split(x, [None, tile.columns])
-    sch.reorder(share, *spatial[:-4], c, y, x, c_in, x_in, lane)
-    thread = sch.fuse(share, *spatial[:-4], c, y, x)
-    sch.bind(thread, "threadIdx.x")
-    for loop in (c_in, x_in):
-        sch.unroll(loop)
+    *loops, lane = inside(sch, shared, group)
+    thread = share_tiles(sch, loops, lane, tile)
     sch.vectorize(lane)
+    return thread
+
+
+def share_tiles(sch: s_tir.Schedule, loops: list[Any], lane: Any, tile: Tile) -> Any:
+    """A thread of a group for each tile of texels; returns the loop over threads.
+
+    ``loops``: those over blocks, rows and columns come last, whatever is in front of them is shared as well.
+    """
+    *units, c, y, x = loops
+    cuts = [
+        sch.split(loop, [None, own])
+        for loop, own in zip((c, y, x), (tile.blocks, tile.rows, tile.columns), strict=True)
+    ]
+    shared, texels = [outer for outer, _ in cuts], [inner for _, inner in cuts]
+    sch.reorder(*units, *shared, *texels, lane)
+    thread = sch.fuse(*units, *shared)
+    sch.bind(thread, "threadIdx.x")
+    for loop in texels:
+        sch.unroll(loop)
     return thread
 
 

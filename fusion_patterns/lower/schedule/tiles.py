@@ -22,6 +22,7 @@ __all__ = [
     "choose_tile",
     "choose_vectors",
     "divisor",
+    "divisors",
 ]
 
 DEFAULT = Tiles()
@@ -83,7 +84,13 @@ class Tile:
 
 def divisor(number: int, limit: int) -> int:
     """The largest divisor of ``number`` that is at most ``limit``."""
-    return max(d for d in range(1, min(number, max(limit, 1)) + 1) if number % d == 0)
+    return divisors(number, max(limit, 1))[-1]
+
+
+def divisors(number: int, limit: int | None = None) -> list[int]:
+    """The divisors of ``number``, those that are at most ``limit`` if one is given, in order."""
+    most = number if limit is None else min(number, limit)
+    return [d for d in range(1, most + 1) if number % d == 0]
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,8 @@ from tvm import s_tir
 
 from ...place.layouts import LANES
 from ...place.profiles import Tiles
-from .split import cut_sums, inside, share_sums
-from .tiles import TEXEL_BYTES, Tile, Work, choose_tile
+from .split import cut_sums, inside, share_sums, share_tiles
+from .tiles import TEXEL_BYTES, Tile, Work, choose_tile, divisors
 
 __all__ = ["Cut", "Windows", "choose_cut", "schedule_windows"]
 
@@ -99,7 +99,7 @@ def choose_cut(shape: tuple[int, ...], inner: Windows, max_threads: int, tiles: 
     """
     batch, blocks, *image = shape[:4]
     spans = [
-        [(count, (count - 1) * stride + length) for count in _divisors(full)]
+        [(count, (count - 1) * stride + length) for count in divisors(full)]
         for full, length, stride in zip(image, inner.reach, inner.strides, strict=True)
     ]
     packed = batch, blocks, *(span[-1][1] for span in spans), LANES
@@ -159,14 +159,14 @@ def _cuts(
     tiles: Tiles,
 ) -> Iterator[Cut]:
     """All cuts of a group with such a rectangle. Factors that don't divide would need guards around the sums."""
-    splits = [d for d in _divisors(gcd(shares, tiles.split)) if d & (d - 1) == 0]
-    for rows, columns in product(*map(_divisors, pixels)):
+    splits = [d for d in divisors(gcd(shares, tiles.split)) if d & (d - 1) == 0]
+    for rows, columns in product(*map(divisors, pixels)):
         if rows * columns > min(MOST_PIXELS, tiles.accumulators):
             continue
-        for several in _divisors(blocks):
+        for several in divisors(blocks):
             if several > MOST_BLOCKS or several * rows * columns > tiles.accumulators:
                 break
-            for group, split in product(_divisors(blocks // several), splits if rows == 1 else [1]):
+            for group, split in product(divisors(blocks // several), splits if rows == 1 else [1]):
                 cut = Cut(
                     (several * group, *windows), (several * group, *pixels), (several, rows, columns), split
                 )
@@ -192,10 +192,6 @@ def _cost(cut: Cut, groups: int, kernel: tuple[int, int], tiles: Tiles, *, slide
     busy = min(1.0, groups * cut.threads / tiles.threads)
     work = groups * in_step * prod(cut.tile) / cut.split * loads / busy
     return work, abs(cut.threads - tiles.group), -columns
-
-
-def _divisors(number: int) -> list[int]:
-    return [d for d in range(1, number + 1) if number % d == 0]
 
 
 def schedule_windows(
@@ -236,20 +232,7 @@ def schedule_windows(
     if parts:
         ((total, thread),) = share_sums(sch, parts, x, image, cut.sums, lambda loop: None)
     else:
-        total, thread = convolution[0], _pixels(sch, image, lane, cut)
+        total, thread = convolution[0], share_tiles(sch, image, lane, cut.sums)
     _, results = sch.split(sch.fuse(c_in, y_in, x_in), [None, cut.threads])
     sch.bind(results, "threadIdx.x")
     return total, thread
-
-
-def _pixels(sch: s_tir.Schedule, image: list[Any], lane: Any, cut: Cut) -> Any:
-    """Share the pixels among the threads; returns the loop over threads."""
-    *outer, c, y, x = image
-    tiles = [sch.split(loop, [None, count]) for loop, count in zip((c, y, x), cut.tile, strict=True)]
-    shared, own = [outer for outer, _ in tiles], [inner for _, inner in tiles]
-    sch.reorder(*outer, *shared, *own, lane)
-    thread = sch.fuse(*outer, *shared)
-    sch.bind(thread, "threadIdx.x")
-    for loop in own:
-        sch.unroll(loop)
-    return thread
