@@ -133,8 +133,9 @@ def measure(folder: Path, device: str | None, repeats: int) -> dict[str, Any]:
 def measure_network(packs: dict[str, Path], device: Any, repeats: int) -> dict[str, Any]:
     """Time the variants of one network in turn.
 
-    Returns for each ``ms`` (median of the repeats), ``low``, ``high``, ``launches``, ``classes`` (milliseconds by
-    kernel class) and ``kernels``: each kernel with its milliseconds in one run and what it has to do.
+    Returns for each ``ms`` (median of the repeats), ``low``, ``high``, ``run_ms`` (of one run of many, on the host's
+    clock), ``launches``, ``classes`` (milliseconds by kernel class) and ``kernels``: each kernel with its milliseconds
+    in one run and what it has to do.
     """
     from bench.packs import read_pack
     from fusion_patterns.run import Session
@@ -154,7 +155,11 @@ def measure_network(packs: dict[str, Path], device: Any, repeats: int) -> dict[s
         for variant in names[first:] + names[:first]:
             session, inputs = sessions[variant]
             profiles[variant].append(session.profile(inputs, 1))
-    return {variant: figures(profiles[variant], work[variant]) for variant in sessions}
+    whole = {variant: session.seconds_per_run(inputs) for variant, (session, inputs) in sessions.items()}
+    return {
+        variant: {**figures(profiles[variant], work[variant]), "run_ms": 1e3 * whole[variant]}
+        for variant in sessions
+    }
 
 
 def figures(profiles: list[list[Any]], work: dict[str, Any]) -> dict[str, Any]:

@@ -137,6 +137,8 @@ def table(result: dict[str, Any]) -> str:
             *(row(network, variants) for network, variants in result["networks"].items()),
             line("geometric mean", "", *(mean_ratio(result, name) for name in VARIANTS[1:])),
             "",
+            *whole_runs(result),
+            "",
             *by_class(result),
             "",
         ]
@@ -150,6 +152,17 @@ def table(result: dict[str, Any]) -> str:
     ]:
         lines += ["", *refused]
     return "\n".join(lines)
+
+
+def whole_runs(result: dict[str, Any]) -> list[str]:
+    """One run of many that follow each other, on the host's clock: what is between kernels is in it."""
+    lines = head("network, whole runs", "ours, ms", *(f"{name} / ours" for name in PEERS))
+    for network, variants in result["networks"].items():
+        if ours := variants.get("ours", {}).get("run_ms"):
+            peers = (variants.get(name, {}).get("run_ms") for name in PEERS)
+            lines.append(line(network, f"{ours:.3f}", *(f"{ms / ours:.2f}" if ms else "-" for ms in peers)))
+    means = (mean_ratio(result, name, "run_ms") for name in PEERS)
+    return [*lines, line("geometric mean", "", *means)]
 
 
 def by_class(result: dict[str, Any]) -> list[str]:
@@ -246,10 +259,12 @@ def percent(part: float | None) -> str:
     return f"{100 * part:.1f}%" if part < 0.1 else f"{100 * part:.0f}%"
 
 
-def mean_ratio(result: dict[str, Any], peer: str) -> str:
+def mean_ratio(result: dict[str, Any], peer: str, figure: str = "ms") -> str:
     """The geometric mean over the networks that both can run, and their number."""
-    both = [v for v in result["networks"].values() if {peer, "ours"} <= v.keys()]
-    ratios = [v[peer]["ms"] / v["ours"]["ms"] for v in both]
+    both = [
+        v for v in result["networks"].values() if all(v.get(one, {}).get(figure) for one in (peer, "ours"))
+    ]
+    ratios = [v[peer][figure] / v["ours"][figure] for v in both]
     return f"{geometric_mean(ratios):.2f} ({len(ratios)})" if ratios else "-"
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from fusion_patterns.errors import DeviceError
 from fusion_patterns.run import Device
-from fusion_patterns.run.device import first_line, hold, opencl
+from fusion_patterns.run.device import first_line, opencl
 from fusion_patterns.run.manifest import Kernel
 
 __all__ = ["Limits", "measure_limits"]
@@ -60,17 +60,17 @@ def _measured(device: Device, repeats: int) -> Limits:
     source, target = (cl.Buffer(device.context, cl.mem_flags.READ_WRITE, size) for _ in range(2))
     for buffer in (source, target):  # memory that nobody has written may not be there yet
         cl.enqueue_fill_buffer(queue, buffer, bytes(4), 0, size)
-    copies = seconds(queue, lambda: cl.enqueue_copy(queue, target, source, byte_count=size), repeats)
+    copies = seconds(device, queue, lambda: cl.enqueue_copy(queue, target, source, byte_count=size), repeats)
     group = min(GROUP, device.info.max_work_group)
     nothing = device.kernel(NOTHING)
     nothing.set_args(target)
-    empty = seconds(queue, lambda: start(queue, nothing, group, group), 20 * repeats)
+    empty = seconds(device, queue, lambda: start(queue, nothing, group, group), 20 * repeats)
     items = group * min(GROUPS_PER_UNIT * device.info.compute_units, size // 4 // group)
     peak = 0.0
     for width, function in FORMS:
         kernel = device.kernel(multiply_adds(width, function))
         kernel.set_args(target)
-        times = seconds(queue, partial(start, queue, kernel, items, group), repeats)
+        times = seconds(device, queue, partial(start, queue, kernel, items, group), repeats)
         peak = max(peak, 2.0 * width * CHAINS * ROUNDS * items / min(times))
     return Limits(copy=2 * size / min(copies), peak=peak, floor=statistics.median(empty))
 
@@ -100,11 +100,11 @@ __kernel void {function}{width}(__global float* out) {{
     return Kernel(f"{function}{width}", source, ("buffer",))
 
 
-def seconds(queue: Any, begin: Callable[[], Any], count: int) -> list[float]:
+def seconds(device: Device, queue: Any, begin: Callable[[], Any], count: int) -> list[float]:
     """Event times of ``count`` starts, all in the queue before the first begins; one more goes before to warm up."""
     begin()
     queue.finish()
-    with hold(queue):
+    with device.hold(queue, count):
         events = [begin() for _ in range(count)]
     queue.finish()
     return [max(event.profile.end - event.profile.start, 1) * 1e-9 for event in events]

@@ -131,6 +131,13 @@ def test_a_sum_of_many_with_few_results_is_shared_by_a_group() -> None:
     assert choose_vectors(Work((1, 512, 1, 1, 4)), 49, 256, SPLITTING) == Tile(1, 1, 1, (2, 1, 1), 49)
 
 
+def test_a_profile_gives_few_results_larger_groups() -> None:
+    large = SPLITTING.model_copy(update={"sum_group": 1024})
+    assert choose_vectors(Work((1, 6, 1, 1, 4)), 160 * 160, 1024, large).split == 1024
+    assert choose_vectors(Work((1, 6, 1, 1, 4)), 20 * 20, 1024, large).split == 400
+    assert choose_vectors(Work((1, 4096, 1, 1, 4)), 20 * 20, 1024, large).split == 16  # busy without
+
+
 def test_results_that_keep_a_device_busy_are_not_split() -> None:
     busy = Work((64, 512, 1, 1, 4))
     assert choose_vectors(busy, 49, 256, SPLITTING).split == 7

@@ -1,5 +1,6 @@
 """Hand-written manifests on a real OpenCL device, against NumPy."""
 
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -342,6 +343,27 @@ def test_profile_lists_every_launch(device: Device) -> None:
     assert all(0 < t.median_ns <= t.total_ns or t.count > 1 for t in times)
     with pytest.raises(ValueError, match="repeats"):
         session.profile([draw(100)], repeats=0)
+
+
+def test_a_gpu_is_kept_busy_while_commands_reach_it(device: Device) -> None:
+    gpu = replace(device, info=replace(device.info, kind="gpu"))
+    session = Session(manifest(chain(5)), gpu)
+    with gpu.hold(session.queue, 10_000):  # for at most a quarter of a second
+        event = device_module.opencl().enqueue_marker(session.queue)
+        begin = time.monotonic()
+    assert event.command_execution_status != device_module.opencl().command_execution_status.COMPLETE
+    event.wait()
+    assert 0.02 < time.monotonic() - begin < 10
+    assert [t.count for t in session.profile([draw(100)], repeats=2)] == [3, 2]
+
+
+def test_the_time_of_one_run_of_many(device: Device) -> None:
+    session = Session(manifest(chain(5)), device)
+    assert 0 <= session.seconds_per_run([draw(100)], runs=2, repeats=3) < 10
+    with pytest.raises(ValueError, match="runs and repeats"):
+        session.seconds_per_run([draw(100)], runs=0)
+    with pytest.raises(InputError, match="expected 1 inputs, got 2"):
+        session.seconds_per_run([draw(100), draw(100)])
 
 
 # --- what goes wrong ---------------------------------------------------------------------------------------

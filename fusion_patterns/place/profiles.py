@@ -62,13 +62,16 @@ class Tiles(_Data):
     ``threads``: so many work items keep the device busy. ``group``: work items of a work group.
     ``accumulators``: texels that a work item keeps in registers while it sums. ``split``: over how many
     work items of a group one sum may be split, through local memory; 1 where work items are few and
-    barriers dear. ``aligned``: whether aligned vectors of a buffer go through a vector's pointer, not ``vload4``.
+    barriers dear. ``sum_group``: work items of a group at most where few results are summed, each by all of a group;
+    without it ``group``, and where sums are long as many as the target allows. ``aligned``: whether aligned vectors
+    of a buffer go through a vector's pointer, not ``vload4``.
     """
 
     threads: PositiveInt = 8192
     group: PositiveInt = 64
     accumulators: PositiveInt = 8
     split: PositiveInt = 1
+    sum_group: PositiveInt | None = None
     local_bytes: PositiveInt = 16384
     aligned: bool = True
 

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,24 @@ from .manifest import Kernel
 
 DEVICE_VARIABLE = "FUSION_PATTERNS_DEVICE"
 """The environment variable that chooses a device when the caller doesn't."""
+
+_BUSY = Kernel(
+    "busy",
+    """
+__kernel void busy(__global float* out, int rounds) {
+  float x = (float)get_global_id(0);
+  for (int i = 0; i < rounds; ++i) x = mad(x, 0.5f, 1.0f);
+  if (x < 0.0f) out[0] = x;
+}
+""",
+    ("buffer", "scalar:int32"),
+)
+"""Takes as long as it is told to, and touches no memory."""
+
+_TRIAL_ROUNDS = 1 << 14
+_SUBMIT_SECONDS = 30e-6
+"""A driver takes 5 to 10 us to hand a kernel to a GPU (seen on an H200, driver 580); with room to spare."""
+_MOST_SECONDS = 0.25  # systems stop a kernel that runs for seconds
 
 _DRIVERS = "install a driver: apt install pocl-opencl-icd (any CPU), or the GPU's own OpenCL driver"
 _SYSTEM_ICDS = "/etc/OpenCL/vendors"  # where Linux keeps the list of drivers (Khronos ICD loader)
@@ -43,17 +61,6 @@ def opencl() -> Any:
 def first_line(error: Exception) -> str:
     """The first line of an error of pyopencl's, which says what went wrong; how to look further follows."""
     return str(error).partition("\n")[0]
-
-
-@contextmanager
-def hold(queue: Any) -> Iterator[None]:
-    """Let what is put into an OpenCL queue meanwhile wait until all of it is there."""
-    gate = opencl().UserEvent(queue.context)
-    opencl().enqueue_barrier(queue, wait_for=[gate])
-    try:
-        yield
-    finally:
-        gate.set_status(opencl().command_execution_status.COMPLETE)
 
 
 @dataclass(frozen=True)
@@ -91,6 +98,28 @@ class Device:
     context: Any = field(repr=False)
     _programs: dict[str, Any] = field(default_factory=dict, repr=False)
 
+    @contextmanager
+    def hold(self, queue: Any, commands: int) -> Iterator[None]:
+        """Let what is put into an OpenCL queue meanwhile wait until the device has all of it.
+
+        A gate keeps the driver from starting before all is in the queue. Some drivers hand nothing over to the device
+        before the gate opens, and a GPU that is through with a short kernel sooner than the next one reaches it seems
+        to take twice as long for each: so it is kept busy while about so many ``commands`` are handed over.
+        """
+        cl = opencl()
+        gate = cl.UserEvent(self.context)
+        cl.enqueue_barrier(queue, wait_for=[gate])
+        try:
+            if self.info.kind == "gpu":
+                self._busy.start(queue, min(commands * _SUBMIT_SECONDS, _MOST_SECONDS))
+            yield
+        finally:
+            gate.set_status(cl.command_execution_status.COMPLETE)
+
+    @cached_property
+    def _busy(self) -> _Busy:
+        return _Busy(self)
+
     def kernel(self, kernel: Kernel, label: str = "") -> Any:
         """A new ``pyopencl.Kernel``; each source is compiled once per process.
 
@@ -124,6 +153,30 @@ class Device:
                 "or build the module in float32"
             )
         raise DeviceError(f"{who}: does not compile on {self.info}: {log}")
+
+
+class _Busy:
+    """Keeps a device busy for a while."""
+
+    def __init__(self, device: Device) -> None:
+        cl = opencl()
+        self.kernel = device.kernel(_BUSY)
+        self.out = cl.Buffer(device.context, cl.mem_flags.READ_WRITE, 4)
+        self.group = min(256, device.info.max_work_group)
+        self.items = self.group * device.info.compute_units
+        queue = cl.CommandQueue(device.context, properties=cl.command_queue_properties.PROFILING_ENABLE)
+        self._enqueue(queue, _TRIAL_ROUNDS)  # the first start of a kernel takes longer
+        trial = self._enqueue(queue, _TRIAL_ROUNDS)
+        queue.finish()
+        self.seconds = max(trial.profile.end - trial.profile.start, 1) * 1e-9 / _TRIAL_ROUNDS
+
+    def start(self, queue: Any, seconds: float) -> None:
+        """Put into the queue what takes so long."""
+        self._enqueue(queue, min(round(seconds / self.seconds), 2**31 - 1))
+
+    def _enqueue(self, queue: Any, rounds: int) -> Any:
+        self.kernel.set_args(self.out, np.int32(rounds))
+        return opencl().enqueue_nd_range_kernel(queue, self.kernel, (self.items,), (self.group,))
 
 
 def _build_log(program: Any, device: Any) -> str:

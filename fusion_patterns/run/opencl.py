@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import statistics
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -13,7 +14,7 @@ import numpy as np
 
 from ..errors import DeviceError, ManifestError
 from .check import check
-from .device import Device, DeviceInfo, devices, first_line, hold, opencl, pick_device
+from .device import Device, DeviceInfo, devices, first_line, opencl, pick_device
 from .interpret import Symbols, bind, check_inputs, evaluate, leaf_params, resolve
 from .manifest import (
     NATIVE,
@@ -105,6 +106,7 @@ class Session:
             constant.write(self.queue, array)
             self.constants[name] = constant
         self.is_straight = not any(isinstance(step, If) for step in steps)
+        self.commands = sum(isinstance(step, Launch | Copy) for step in steps)
         self._lifetimes: dict[tuple[int, Result], list[tuple[Step, tuple[str, ...]]]] = {}
 
     def run(self, inputs: Mapping[str, object] | Sequence[object], function: str = "main") -> list[Array]:
@@ -130,9 +132,9 @@ class Session:
     ) -> list[KernelTime]:
         """Time every kernel and copy of a run, after one run to warm up; in the order of their first launch.
 
-        No kernel starts before all of its run are in the queue: launching takes the host longer than a short kernel
-        takes the device, and a device that waited adds the time of waking up. A run that looks at a condition on its
-        way can't be held back so.
+        No kernel starts before all of its run are in the queue (`Device.hold`): launching takes the host longer than a
+        short kernel takes the device, and a device that waited adds the time of waking up. A run that looks at a
+        condition on its way can't be held back so.
 
         Raises:
             ValueError: `repeats` is less than one.
@@ -160,6 +162,35 @@ class Session:
             for (name, label), launches in groups.items()
         ]
 
+    def seconds_per_run(
+        self,
+        inputs: Mapping[str, object] | Sequence[object],
+        runs: int = 4,
+        repeats: int = 5,
+        function: str = "main",
+    ) -> float:
+        """How long the device takes for a run when one follows the other: seconds on the host's clock.
+
+        Inputs are on the device before, results stay there, and no event is timed, which by itself takes a GPU a
+        microsecond or more for every kernel. It is the time of ``2 * runs`` less that of ``runs``, each the median of
+        ``repeats``, so what comes before and after them is not in it; all are in the queue before the first begins.
+
+        Raises:
+            ValueError: `runs` or `repeats` is less than one.
+            FusionPatternsError: as `run` does.
+        """
+        if min(runs, repeats) < 1:
+            raise ValueError(f"runs and repeats must be at least 1, got {runs} and {repeats}")
+        queue = opencl().CommandQueue(self.device.context)
+        self.run(inputs, function)  # warm
+        few, many = (
+            statistics.median(
+                _Run(self, queue).seconds(function, inputs, count, 2 * runs) for _ in range(repeats)
+            )
+            for count in (runs, 2 * runs)
+        )
+        return max(many - few, 0.0) / runs
+
     def lifetimes(self, steps: tuple[Step, ...], keep: Result) -> list[tuple[Step, tuple[str, ...]]]:
         """Each step with the names that nobody reads after it, when `keep` is read at the end."""
         key = (id(steps), keep)  # the manifest keeps the steps alive, so their id is theirs
@@ -176,38 +207,65 @@ class Session:
 class _Run:
     """One run of a session."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, queue: Any = None) -> None:
         self.session = session
         self.pool = session.pool
-        self.queue = session.queue
+        self.queue = queue or session.queue
         self.started: list[_Started] = []
 
     def results(
         self, name: str, inputs: Mapping[str, object] | Sequence[object], *, held: bool = False
     ) -> list[Array]:
-        if name not in self.session.manifest.functions:
-            known = ", ".join(self.session.manifest.functions)
-            raise ManifestError(f"no function {name!r}; there are: {known}")
-        function = self.session.manifest.functions[name]
-        arrays, _ = check_inputs(function, inputs)
-
-        def upload(leaf: str, tree: TensorTree) -> Value:
-            if isinstance(tree, tuple):
-                return tuple(upload(f"{leaf}#{i}", item) for i, item in enumerate(tree))
-            array = arrays[leaf]
-            value = self.pool.tensor(array.shape, tree.dtype, tree.scope, f"parameter {leaf}")
-            value.write(self.queue, array)
-            return value
-
+        function, arrays = self.checked(name, inputs)
         try:
-            args = tuple(upload(p.name, p.tensor) for p in function.params)
-            with hold(self.queue) if held else nullcontext():
+            args = self.upload(function, arrays)
+            with self.held(1) if held else nullcontext():
                 value = self.call(function, args)
             results = list(self.download(value))
             self.queue.finish()
         except opencl().Error as error:
             raise self.failure(error) from None
         return results
+
+    def seconds(
+        self, name: str, inputs: Mapping[str, object] | Sequence[object], count: int, most: int
+    ) -> float:
+        """Seconds from the start of so many runs to the end of the last; ``most``: held back as for so many."""
+        function, arrays = self.checked(name, inputs)
+        try:
+            args = self.upload(function, arrays)
+            self.queue.finish()
+            with self.held(most) if self.session.is_straight else nullcontext():
+                for _ in range(count):
+                    self.call(function, args)
+                begin = time.perf_counter()
+            self.queue.finish()
+        except opencl().Error as error:
+            raise self.failure(error) from None
+        return time.perf_counter() - begin
+
+    def held(self, runs: int) -> AbstractContextManager[None]:
+        return self.session.device.hold(self.queue, runs * self.session.commands)
+
+    def checked(
+        self, name: str, inputs: Mapping[str, object] | Sequence[object]
+    ) -> tuple[Function, dict[str, Array]]:
+        if name not in self.session.manifest.functions:
+            known = ", ".join(self.session.manifest.functions)
+            raise ManifestError(f"no function {name!r}; there are: {known}")
+        function = self.session.manifest.functions[name]
+        return function, check_inputs(function, inputs)[0]
+
+    def upload(self, function: Function, arrays: dict[str, Array]) -> tuple[Value, ...]:
+        def walk(leaf: str, tree: TensorTree) -> Value:
+            if isinstance(tree, tuple):
+                return tuple(walk(f"{leaf}#{i}", item) for i, item in enumerate(tree))
+            array = arrays[leaf]
+            value = self.pool.tensor(array.shape, tree.dtype, tree.scope, f"parameter {leaf}")
+            value.write(self.queue, array)
+            return value
+
+        return tuple(walk(p.name, p.tensor) for p in function.params)
 
     def failure(self, error: Exception) -> DeviceError:
         """What to say of an error that shows only when the queue is waited for."""

@@ -21,7 +21,7 @@ from ..lower.kernels import Argument, LoweredFunc
 from ..lower.schedule.tiles import Tile
 from ..lower.schedule.tuned import Space
 from ..run import manifest as m
-from ..run.device import Device, first_line, hold, opencl, pick_device
+from ..run.device import Device, first_line, opencl, pick_device
 from ..run.memory import DeviceTensor, Pool
 from ..verification import TOLERANCE
 from .space import Limits
@@ -251,7 +251,7 @@ class _LocalBench:
         """Median microseconds of each; nothing starts before all is enqueued, lest the device waits for the host."""
         events: tuple[list[Any], list[Any]] = ([], [])
         try:
-            with hold(self.queue):
+            with self.device.hold(self.queue, 2 * repeats * max(map(len, both))):
                 for which in turns(repeats):
                     events[which].append(self._enqueue(both[which]))
         finally:

@@ -295,8 +295,9 @@ class _Kernel(Reductions):
             split = divisor(shares, tile.split)
             image = Image(areas, not self.is_plain, lambda thread: self._finish(registers, thread))
         else:
-            chosen = choose_vectors(work, shares, self.max_threads, self.tiles)
-            limits = self.max_threads, self.tiles.local_bytes
+            most = self.tiles.sum_group or self.max_threads
+            chosen = choose_vectors(work, shares, most, self.tiles)
+            limits = most, self.tiles.local_bytes
             tile = self._tile_in(Space(work, chosen, *limits, shares, joins_blocks=False, joins_pixels=False))
             split = tile.split
         for pad in pads.values():

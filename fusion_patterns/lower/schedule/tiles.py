@@ -131,9 +131,9 @@ def choose_vectors(work: Work, shares: int, max_threads: int, tiles: Tiles = DEF
         group = divisor(blocks, min(max(1, -(-blocks // FEW_GROUPS)), most, MOST_DEEP))
         split = divisor(shares, most // group)
         return Tile(1, 1, 1, (divisor(blocks, max(group, min(most, tiles.group) // split, 1)), 1, 1), split)
-    # beyond a usual group only where each thread would sum long
-    limit = most if shares > LONG * tiles.group else min(most, tiles.group)
-    options = [d for d in range(1, min(shares, limit) + 1) if shares % d == 0]
+    # beyond a usual group only where the profile says so, or each thread would sum long
+    usual = tiles.sum_group or (most if shares > LONG * tiles.group else tiles.group)
+    options = divisors(shares, min(most, usual))
     split = next((d for d in options if batch * blocks * d >= tiles.threads), options[-1])
     group = divisor(blocks, min(max(1, tiles.group // split), most // split, MOST_DEEP))
     return Tile(1, 1, 1, (group, 1, 1), split)

@@ -21,7 +21,7 @@ from tvm_ffi import structural_walk
 
 from ..compute.packed import LANES
 from .split import REDUCE, inside
-from .tiles import Tile, divisor
+from .tiles import Tile, divisor, divisors
 
 __all__ = ["Image", "Sum", "schedule_groups", "schedule_vectors"]
 
@@ -30,6 +30,9 @@ MANY = 16
 
 IN_FLIGHT = 16
 """So many reads of a share don't wait for each other, unrolled: few threads sum long, and each waits for its memory."""
+
+GROUP_IN_FLIGHT = 4096
+"""No more reads of a whole group than these: threads of large groups have few registers each."""
 
 
 @dataclass(frozen=True)
@@ -183,7 +186,7 @@ class _Vectors:
         # neighbouring threads take neighbouring shares: they read side by side
         _, share = sch.split(axis, [None, stage.split])
         steps = [sch.rfactor(share, len(spatial) - 1)]
-        few = divisor(stage.split, MANY)
+        few = min(divisors(stage.split), key=lambda d: (d + stage.split // d, -d))
         if stage.split > MANY and few > 1:
             _, (share,) = self._by_kind(block)
             _, share = sch.split(share, [None, few])
@@ -208,7 +211,7 @@ class _Vectors:
         if stage is not None:
             loop = reduce[0]
             if len(reduce) == 1 and stage.split > 1:
-                several = divisor(int(sch.get(loop).extent), IN_FLIGHT)
+                several = divisor(int(sch.get(loop).extent), min(IN_FLIGHT, GROUP_IN_FLIGHT // stage.split))
                 reduce = list(sch.split(loop, [None, several]))
                 loop = reduce[-1]
             stage.read(block, loop)
