@@ -1,17 +1,19 @@
 """Times on an OpenCL device: ours beside stock TVM, one device, one run, event times, all variants interleaved.
 
-    python -m bench.device prepare FOLDER [--profile nvidia-opencl] [--networks A,B]   needs TVM
+    python -m bench.device prepare FOLDER [--profile nvidia-opencl] [--networks A,B] [--light]   needs TVM
     python -m bench.device prepare FOLDER --networks layers --variants ours           needs TVM
     python -m bench.device measure FOLDER [--device D] [--repeats 10] [--json FILE]   needs NumPy and pyopencl
     python -m bench.device compile-time [--profile pocl] [--networks A,B]             needs TVM
 
 The figure of a network is the median over the repeats of the sum of all kernels' event times. Variants that stock can't
-build are listed with the reason. What the device can do at best is measured in the same run.
+build are listed with the reason. What the device can do at best is measured in the same run. Outputs are compared with
+those of the untouched module on the CPU, unless the weights were left out (``--light``).
 """
 
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import statistics
 import sys
@@ -20,6 +22,8 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from bench.device_tables import VARIANTS, class_of, row, table
 from fusion_patterns.errors import BuildError, FusionPatternsError
@@ -36,6 +40,7 @@ NETWORKS = (
 )
 COMPILED = ("ol_resnet50", "tv_resnet18", "ow_ppocrv4_det")
 ENDING = ".json.gz"
+EXPECTED = ".expected.npz"
 
 
 class Refusal(FusionPatternsError):
@@ -58,8 +63,13 @@ def importers(networks: list[str]) -> dict[str, Callable[[], Any]]:
     return {name: LAYERS.get(name) or partial(corpus.import_network, entries[name]) for name in names}
 
 
-def prepare(folder: Path, networks: list[str], profile: str | None, variants: list[str]) -> None:
-    """Build every variant of every network into packs; what stock refuses is written down."""
+def prepare(
+    folder: Path, networks: list[str], profile: str | None, variants: list[str], *, light: bool = False
+) -> None:
+    """Build every variant of every network into packs; what stock refuses is written down.
+
+    Beside them the weights, and what the untouched module computes on the CPU; ``light``: neither.
+    """
     from bench.layers import LAYERS, layer_table
     from bench.packs import write_pack, write_whole
     from bench.variants import build_variant
@@ -71,7 +81,7 @@ def prepare(folder: Path, networks: list[str], profile: str | None, variants: li
     known = folder / "refused.json"
     refused: dict[str, dict[str, str]] = json.loads(known.read_text()) if known.exists() else {}
     for network, module in modules.items():
-        mod = module()
+        mod, manifest = module(), None
         for variant in variants:
             pack = folder / f"{network}.{variant}{ENDING}"
             reasons = refused.setdefault(network, {})
@@ -90,9 +100,22 @@ def prepare(folder: Path, networks: list[str], profile: str | None, variants: li
                 "profile": profile,
                 "work": manifest.meta.get("work", {}),
             }
-            write_pack(manifest, pack, meta)
+            write_pack(manifest, pack, meta, weights=not light)
             print(f"{network} {variant}: {len(manifest.kernels)} kernels", flush=True)
+        if manifest and not light:
+            write_whole(folder / f"{network}{EXPECTED}", expected(mod, manifest))
     write_whole(known, json.dumps(refused, indent=1).encode())
+
+
+def expected(mod: Any, manifest: Any) -> bytes:
+    """What the untouched module computes on the CPU from the inputs that :func:`measure` draws, as an ``.npz``."""
+    from fusion_patterns.reference import Reference
+    from fusion_patterns.run.replay import draw_inputs
+
+    results = Reference(mod).run(draw_inputs(manifest.functions["main"], 0, {}))
+    buffer = io.BytesIO()
+    np.savez(buffer, *results)
+    return buffer.getvalue()
 
 
 def measure(folder: Path, device: str | None, repeats: int) -> dict[str, Any]:
@@ -131,22 +154,25 @@ def measure(folder: Path, device: str | None, repeats: int) -> dict[str, Any]:
 
 
 def measure_network(packs: dict[str, Path], device: Any, repeats: int) -> dict[str, Any]:
-    """Time the variants of one network in turn.
+    """Time the variants of one network in turn, and compare their outputs with what is expected, if that is known.
 
     Returns for each ``ms`` (median of the repeats), ``low``, ``high``, ``run_ms`` (of one run of many, on the host's
     clock), ``launches``, ``classes`` (milliseconds by kernel class) and ``kernels``: each kernel with its milliseconds
-    in one run and what it has to do.
+    in one run and what it has to do; and ``error``: the greatest of an output, relative to that output's scale.
     """
-    from bench.packs import read_pack
+    from bench.packs import has_weights, read_pack
     from fusion_patterns.run import Session
     from fusion_patterns.run.replay import draw_inputs
 
-    sessions, work = {}, {}
+    sessions, work, errors = {}, {}, {}
     for variant in sorted(packs, key=VARIANTS.index):
         manifest, meta = read_pack(packs[variant])
         session = Session(manifest, device)
         inputs = draw_inputs(manifest.functions["main"], 0, {})
-        session.run(inputs)  # builds the kernels and warms up
+        outputs = session.run(inputs)  # and the device is warm
+        known = packs[variant].with_name(packs[variant].name.removesuffix(f".{variant}{ENDING}") + EXPECTED)
+        if known.exists() and has_weights(packs[variant]):
+            errors[variant] = {"error": worst(outputs, known)}
         sessions[variant], work[variant] = (session, inputs), meta.get("work", {})
     profiles: dict[str, list[list[Any]]] = {variant: [] for variant in sessions}
     names = list(sessions)
@@ -157,9 +183,23 @@ def measure_network(packs: dict[str, Path], device: Any, repeats: int) -> dict[s
             profiles[variant].append(session.profile(inputs, 1))
     whole = {variant: session.seconds_per_run(inputs) for variant, (session, inputs) in sessions.items()}
     return {
-        variant: {**figures(profiles[variant], work[variant]), "run_ms": 1e3 * whole[variant]}
+        variant: {
+            **figures(profiles[variant], work[variant]),
+            "run_ms": 1e3 * whole[variant],
+            **errors.get(variant, {}),
+        }
         for variant in sessions
     }
+
+
+def worst(outputs: list[Any], known: Path) -> float:
+    """The greatest error of any output, relative to the scale of that output; infinite where one is not a number."""
+    errors = []
+    with np.load(known, allow_pickle=False) as archive:
+        for output, wanted in zip(outputs, (archive[name] for name in archive.files), strict=True):
+            off = np.abs(output.astype("float64") - wanted).max(initial=0.0)
+            errors.append(float(off) / (float(np.abs(wanted).max(initial=0.0)) or 1.0))
+    return max(error if np.isfinite(error) else float("inf") for error in errors)
 
 
 def figures(profiles: list[list[Any]], work: dict[str, Any]) -> dict[str, Any]:
@@ -202,6 +242,9 @@ def parser() -> argparse.ArgumentParser:
     build = commands.add_parser("prepare", help="build all variants (needs TVM)")
     build.add_argument("folder", type=Path)
     build.add_argument("--variants", default=",".join(VARIANTS), help="which of " + ", ".join(VARIANTS))
+    build.add_argument(
+        "--light", action="store_true", help="without weights: small files, whose outputs can't be compared"
+    )
     times = commands.add_parser("compile-time", help="CPU seconds to OpenCL C, ours and stock's (needs TVM)")
     for command, default in ((build, NETWORKS), (times, COMPILED)):
         command.add_argument(
@@ -224,7 +267,8 @@ def main(argv: list[str] | None = None) -> int:
     args = made.parse_args(argv)
     try:
         if args.command == "prepare":
-            prepare(args.folder, args.networks.split(","), args.profile, args.variants.split(","))
+            names, variants = args.networks.split(","), args.variants.split(",")
+            prepare(args.folder, names, args.profile, variants, light=args.light)
         elif args.command == "compile-time":
             from bench.compile_time import compile_times, render
 

@@ -139,6 +139,7 @@ def table(result: dict[str, Any]) -> str:
             "",
             *whole_runs(result),
             "",
+            *errors(result),
             *by_class(result),
             "",
         ]
@@ -163,6 +164,22 @@ def whole_runs(result: dict[str, Any]) -> list[str]:
             lines.append(line(network, f"{ours:.3f}", *(f"{ms / ours:.2f}" if ms else "-" for ms in peers)))
     means = (mean_ratio(result, name, "run_ms") for name in PEERS)
     return [*lines, line("geometric mean", "", *means)]
+
+
+def errors(result: dict[str, Any]) -> list[str]:
+    """How far outputs are from those of the untouched module on the CPU, where that was compared."""
+    lines = [
+        line(
+            network,
+            *(
+                f"{one['error']:.1e}" if (one := variants.get(name, {})).get("error") is not None else "-"
+                for name in VARIANTS
+            ),
+        )
+        for network, variants in result["networks"].items()
+        if any("error" in one for one in variants.values())
+    ]
+    return [*head("network, worst error", *VARIANTS), *lines, ""] if lines else []
 
 
 def by_class(result: dict[str, Any]) -> list[str]:

@@ -216,11 +216,13 @@ def test_prepared_here_measured_on_a_device(
     monkeypatch.setattr(limits, "COPY_BYTES", 1 << 20)
     monkeypatch.setattr(limits, "ROUNDS", 16)
     monkeypatch.setattr(limits, "FORMS", ((4, "mad"), (8, "fma")))
+    mod = block()
     with texture_target():
         for variant in ("ours", "stock-buffers"):
-            manifest = build_variant(variant, block(), "pocl")
+            manifest = build_variant(variant, mod, "pocl")
             meta = {"work": manifest.meta.get("work", {})}
-            write_pack(manifest, tmp_path / f"tiny.block.{variant}.json.gz", meta)
+            write_pack(manifest, tmp_path / f"tiny.block.{variant}.json.gz", meta, weights=True)
+            (tmp_path / "tiny.block.expected.npz").write_bytes(device.expected(mod, manifest))
     result = device.measure(tmp_path, opencl_device.info.index, 2)
     assert set(result["networks"]) == {"tiny.block"}
     ours = result["networks"]["tiny.block"]["ours"]
@@ -228,9 +230,26 @@ def test_prepared_here_measured_on_a_device(
     assert any(one["conv3x3"] for one in ours["kernels"] if "conv3x3" in one)
     assert all(value > 0 for value in result["limits"].values())
     assert device_tables.fractions(ours["kernels"], result["limits"])["conv_best"] > 0
+    assert 0 <= ours["error"] < 1e-5
+    assert ours["run_ms"] > 0
     assert "| tiny.block |" in device_tables.table(result)
+    assert f"| tiny.block | {ours['error']:.1e} | - | - | " in device_tables.table(result)
     _, meta = read_pack(tmp_path / "tiny.block.ours.json.gz")
     assert np.all([one["bytes"] > 0 for one in meta["work"].values()])
+
+
+def test_without_weights_outputs_are_not_compared(tmp_path: Path, opencl_device: Any) -> None:
+    mod, pack = block(), tmp_path / "tiny.ours.json.gz"
+    manifest = build_variant("ours", mod, "pocl")
+    (tmp_path / "tiny.expected.npz").write_bytes(device.expected(mod, manifest))
+    write_pack(manifest, pack, {})
+    assert "error" not in device.measure_network({"ours": pack}, opencl_device, 1)["ours"]
+    write_pack(manifest, pack, {}, weights=True)
+    right = device.measure_network({"ours": pack}, opencl_device, 1)["ours"]["error"]
+    assert right < 1e-5
+    for file in (tmp_path / "weights").iterdir():  # other numbers under the same names
+        np.save(file, np.load(file) * 1.01)
+    assert device.measure_network({"ours": pack}, opencl_device, 1)["ours"]["error"] > 1e-3
 
 
 def test_measuring_needs_no_tvm() -> None:

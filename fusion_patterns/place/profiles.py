@@ -30,6 +30,7 @@ from ..errors import BuildError
 
 __all__ = [
     "GENERIC",
+    "Machine",
     "Memory",
     "Profile",
     "ProfileLike",
@@ -56,6 +57,32 @@ class Memory(_Data):
     write: NonNegativeFloat
 
 
+class Machine(_Data):
+    """A device as the cost of a convolution's tile sees it (`lower.schedule.costs`).
+
+    ``units``: compute units. What one of them has: ``schedulers``, each of which starts an instruction of a
+    ``subgroup`` of work items in a cycle; 32-bit ``registers``, of which a work item takes ``own_registers`` beside its
+    sums; room for so many ``items``; a cache that serves a ``line`` of bytes in a cycle. ``texels``: a work item keeps
+    at most.
+
+    A step of a sum takes ``latency`` cycles, and ``read`` more for each vector in it, however little there is to do. A
+    vector takes ``access`` instructions beside its products, and a texel of the result ``finish`` cycles.
+    """
+
+    units: PositiveInt
+    subgroup: PositiveInt
+    schedulers: PositiveInt
+    registers: PositiveInt
+    own_registers: PositiveInt
+    items: PositiveInt
+    line: PositiveInt
+    texels: PositiveInt
+    latency: NonNegativeFloat
+    read: NonNegativeFloat
+    access: NonNegativeFloat
+    finish: NonNegativeFloat
+
+
 class Tiles(_Data):
     """How a kernel's work is cut for a device.
 
@@ -64,7 +91,8 @@ class Tiles(_Data):
     work items of a group one sum may be split, through local memory; 1 where work items are few and
     barriers dear. ``sum_group``: work items of a group at most where few results are summed, each by all of a group;
     without it ``group``, and where sums are long as many as the target allows. ``aligned``: whether aligned vectors
-    of a buffer go through a vector's pointer, not ``vload4``.
+    of a buffer go through a vector's pointer, not ``vload4``. ``machine``: where it is known, convolutions get the tile
+    that costs least on it, not the one that ``threads`` and ``accumulators`` lead to.
     """
 
     threads: PositiveInt = 8192
@@ -74,6 +102,7 @@ class Tiles(_Data):
     sum_group: PositiveInt | None = None
     local_bytes: PositiveInt = 16384
     aligned: bool = True
+    machine: Machine | None = None
 
 
 class TunedTile(_Data):

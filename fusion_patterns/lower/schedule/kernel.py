@@ -20,6 +20,7 @@ from ...place.profiles import Tiles
 from ..compute.group_norm import GROUP_NORM
 from ..compute.layer_norm import SUMS
 from ..compute.pooling import REACH, STRIDES
+from .costs import cheapest_tile
 from .guards import channel_axis, guard_lanes, without_guard
 from .layer_norm import choose_norm, schedule_norm
 from .local_memory import check_local_memory
@@ -229,11 +230,15 @@ class _Kernel(Reductions):
         limits = self.max_threads, self.tiles.local_bytes
         if not any(name.startswith("conv2d") for name in names):
             return Space(work, choose_plain(work, self.max_threads, self.tiles), *limits)
+        # a tile must not reach into the next group
+        grouped = any(name.startswith("conv2d_packed_grouped") for name in names)
         shares = 1
         if all(name.startswith(SPLITTABLE) for name in names):
             shares = gcd(*map(self._shares, self.reductions))
-        # a tile must not reach into the next group
-        grouped = any(name.startswith("conv2d_packed_grouped") for name in names)
+            if self.tiles.machine and not grouped:
+                steps = sum(map(self._steps, self.reductions))
+                chosen = cheapest_tile(work, steps, shares, self.max_threads, self.tiles)
+                return Space(work, chosen, *limits, shares)
         # neighbours in a transposed convolution start from different rows and columns of the kernel
         transposed = any(name.startswith("conv2d_transpose") for name in names)
         chosen = choose_tile(
@@ -245,6 +250,13 @@ class _Kernel(Reductions):
             shares=shares,
         )
         return Space(work, chosen, *limits, shares, joins_blocks=not grouped, joins_pixels=not transposed)
+
+    def _steps(self, convolution: Any) -> int:
+        """How many blocks of four products each of a convolution's results sums."""
+        extents = (
+            int(v.dom.extent) for v in self.sch.get(convolution).iter_vars if int(v.iter_type) == REDUCE
+        )
+        return prod(extents) // LANES
 
     def _shares(self, reduction: Any) -> int:
         """Into how many shares a reduction can be cut."""

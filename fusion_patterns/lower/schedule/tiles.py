@@ -44,6 +44,9 @@ MANY_SHARES = 16
 LONG = 64
 """A sum of more elements than these is long for one thread."""
 
+SHORT = 4
+"""A thread of a large group sums no fewer elements: more threads only have more to add up in the end."""
+
 
 @dataclass(frozen=True)
 class Tile:
@@ -131,8 +134,10 @@ def choose_vectors(work: Work, shares: int, max_threads: int, tiles: Tiles = DEF
         group = divisor(blocks, min(max(1, -(-blocks // FEW_GROUPS)), most, MOST_DEEP))
         split = divisor(shares, most // group)
         return Tile(1, 1, 1, (divisor(blocks, max(group, min(most, tiles.group) // split, 1)), 1, 1), split)
-    # beyond a usual group only where the profile says so, or each thread would sum long
-    usual = tiles.sum_group or (most if shares > LONG * tiles.group else tiles.group)
+    # beyond a usual group only where each thread would sum long, or the profile says so
+    usual = most if shares > LONG * tiles.group else tiles.group
+    if tiles.sum_group:
+        usual = max(tiles.group, min(tiles.sum_group, shares // SHORT))
     options = divisors(shares, min(most, usual))
     split = next((d for d in options if batch * blocks * d >= tiles.threads), options[-1])
     group = divisor(blocks, min(max(1, tiles.group // split), most // split, MOST_DEEP))

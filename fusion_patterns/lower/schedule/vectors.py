@@ -28,10 +28,13 @@ __all__ = ["Image", "Sum", "schedule_groups", "schedule_vectors"]
 MANY = 16
 """More shares than these are added up in two steps."""
 
+FEW = 64
+"""So many shares are read one after the other without a loop."""
+
 IN_FLIGHT = 16
 """So many reads of a share don't wait for each other, unrolled: few threads sum long, and each waits for its memory."""
 
-GROUP_IN_FLIGHT = 4096
+GROUP_IN_FLIGHT = 8192
 """No more reads of a whole group than these: threads of large groups have few registers each."""
 
 
@@ -220,6 +223,8 @@ class _Vectors:
         sch.vectorize(spatial[-1])
         init = sch.decompose_reduction(block, reduce[0])
         sch.vectorize(inside(sch, init, thread)[-1])
+        if stage is None and int(sch.get(reduce[0]).extent) <= FEW:
+            sch.unroll(reduce[0])  # reads of local memory don't wait for each other either
 
     def _by_kind(self, block: Any) -> tuple[list[Any], list[Any]]:
         """Of a block's loops those over results and those of the reduction, in whatever order they are."""
