@@ -24,8 +24,8 @@ from .errors import BuildError, FusionPatternsError, TableError
 from .lower.legalize import legalize_composites
 from .lower.schedule import KERNEL_ATTR
 from .lower.stages import ROW_ATTR
+from .place.calls import op_name, static_shape
 from .place.decision import SCOPES_ATTR, composites_of
-from .place.needs import op_name, static_shape
 from .place.rewrite import LAYOUTS_ATTR, RESULT, VIEWS_ATTR
 from .table import Table, builtin_names, load_table
 from .table.faults import did_you_mean

@@ -29,8 +29,9 @@ from fusion_patterns.compiler import as_target
 from fusion_patterns.errors import BuildError, DeviceError, TableError
 from fusion_patterns.lower.schedule import PackedKernel
 from fusion_patterns.place import load_profile
+from fusion_patterns.place.anchors import NotPacked
 from fusion_patterns.place.decide import composites_of, decide
-from fusion_patterns.place.needs import NotPacked, needs_of
+from fusion_patterns.place.needs import needs_of
 from fusion_patterns.reference import Reference
 from fusion_patterns.run import Device, Session, load
 from fusion_patterns.verification import verify

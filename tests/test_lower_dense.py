@@ -18,8 +18,9 @@ from tvm.relax import op
 from fusion_patterns import compile_module
 from fusion_patterns.lower.compute.dense import dense
 from fusion_patterns.lower.compute.packed import Packed, blocks
+from fusion_patterns.place.anchors import NotPacked
 from fusion_patterns.place.layouts import DATA, DENSE, PLAIN, layout
-from fusion_patterns.place.needs import NotPacked, needs_of
+from fusion_patterns.place.needs import needs_of
 from fusion_patterns.place.profiles import Tiles, load_profile
 from fusion_patterns.reference import Reference
 from fusion_patterns.run import Device, Session

@@ -16,7 +16,8 @@ from fusion_patterns import compile_module, load_table
 from fusion_patterns.lower.schedule.tiles import Work, choose_gated
 from fusion_patterns.match import plan_fusion
 from fusion_patterns.normalise import normalise
-from fusion_patterns.place.needs import NotPacked, needs_of
+from fusion_patterns.place.anchors import NotPacked
+from fusion_patterns.place.needs import needs_of
 from fusion_patterns.place.profiles import Tiles, shipped_profiles
 from fusion_patterns.reference import Reference
 from fusion_patterns.run import Device, Session

@@ -17,8 +17,9 @@ from tvm.relax import op
 from fusion_patterns import compile_module
 from fusion_patterns.lower.compute.packed import LANES, Packed, blocks
 from fusion_patterns.lower.compute.pooling import channel_pool
+from fusion_patterns.place.anchors import NotPacked
 from fusion_patterns.place.layouts import DATA, layout
-from fusion_patterns.place.needs import NotPacked, needs_of
+from fusion_patterns.place.needs import needs_of
 
 X = (1, 16, 8, 8)
 

@@ -11,8 +11,9 @@ from modules import Calls, const, graph, nn, var, weight
 from tvm.relax import op
 
 from fusion_patterns import compile_module, load_table
+from fusion_patterns.place.anchors import NotPacked
 from fusion_patterns.place.layouts import DATA, PLAIN
-from fusion_patterns.place.needs import NotPacked, needs_of
+from fusion_patterns.place.needs import needs_of
 from fusion_patterns.testing.rows import table_of
 
 X = (1, 8, 6, 10)

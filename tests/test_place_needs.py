@@ -10,7 +10,8 @@ from modules import Calls, nn, var
 from tvm import relax, tirx
 from tvm.relax import op
 
-from fusion_patterns.place.needs import Needs, NotPacked, needs_of
+from fusion_patterns.place.anchors import NotPacked
+from fusion_patterns.place.needs import Needs, needs_of
 
 X = (1, 8, 6, 6)
 W = (8, 8, 3, 3)

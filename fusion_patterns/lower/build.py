@@ -16,7 +16,7 @@ import tvm
 from tvm import relax
 
 from ..errors import BuildError
-from ..place.needs import op_name
+from ..place.calls import op_name
 from ..run import manifest as m
 from .dims import dim, symbols
 from .kernels import LoweredFunc

@@ -16,18 +16,10 @@ from typing import Any
 import tvm
 from tvm import relax, te, tirx
 
+from ..place.anchors import ROW_RANK, NotPacked
+from ..place.calls import op_name, static_shape, tensor_args
 from ..place.layouts import DATA, PLAIN
-from ..place.needs import (
-    ELEMENTWISE,
-    FLATTENS,
-    MOVES,
-    ROW_RANK,
-    NotPacked,
-    leading_moves,
-    op_name,
-    static_shape,
-    tensor_args,
-)
+from ..place.needs import ELEMENTWISE, FLATTENS, MOVES, leading_moves
 from ..place.rewrite import LAYOUTS_ATTR, RESULT, VIEWS_ATTR
 from .compute import packed
 from .compute.convolution import conv2d, conv2d_transpose

@@ -14,7 +14,9 @@ from typing import Any
 import tvm
 from tvm import relax
 
+from .anchors import NotPacked
 from .balance import Balance, Flow
+from .calls import op_name
 from .choice import Choice, Tensor, choose
 from .decision import (
     ANY,
@@ -37,7 +39,7 @@ from .decision import (
 )
 from .layouts import DATA, PLAIN, layout
 from .limits import FOLDINGS, TextureLimits
-from .needs import NotPacked, needs_of, op_name
+from .needs import needs_of
 from .profiles import Profile, profile_for
 from .traffic import times_read
 

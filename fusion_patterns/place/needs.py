@@ -1,33 +1,23 @@
 """The layout that each operand of a composite must have for its packed kernel.
 
-Needs are read off the composite's body, op by op: what the anchor wants (data, weight), and how each
+Needs are read off the composite's body, op by op: what the anchor wants (:mod:`.anchors`), and how each
 operand of the epilogue meets the value (same shape, one number for each channel, any other broadcast). A
 parameter that two ops want in two layouts (a tensor that is data and weight at once) is passed twice.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 from tvm import relax
 
-from .layouts import CHANNEL_VECTOR, DATA, DENSE, DEPTHWISE, PLAIN, TRANSPOSED, WEIGHT
+from .anchors import ANCHORS, REDUCTIONS, ROW_RANK, NotPacked, conv2d, dense, global_pool
+from .calls import op_name, static_shape, tensor_args
+from .layouts import CHANNEL_VECTOR, DATA, PLAIN, WEIGHT
 
-__all__ = [
-    "ELEMENTWISE",
-    "Needs",
-    "NotPacked",
-    "Operand",
-    "leading_moves",
-    "needs_of",
-    "op_name",
-    "replace_tensor_args",
-    "static_shape",
-    "tensor_args",
-]
+__all__ = ["ELEMENTWISE", "Needs", "Operand", "leading_moves", "needs_of"]
 
 _ELEMENTWISE = """
     add subtract multiply divide maximum minimum power abs ceil clip cos erf exp floor log negative nn.relu
@@ -44,16 +34,6 @@ MOVES = frozenset(SHUFFLE_STEPS)
 CHANNEL_POOL_STEPS = ("relax.expand_dims", "relax.nn.avg_pool3d", "relax.squeeze")
 _MOVED = MOVES | frozenset(CHANNEL_POOL_STEPS)
 FLATTENS = frozenset(("relax.reshape", "relax.squeeze", "relax.nn.batch_flatten"))
-ROW_RANK = 2
-
-
-class NotPacked(Exception):
-    """A composite has no packed kernel. ``reason`` is a sentence, ``culprit`` the name of an IR value."""
-
-    def __init__(self, reason: str, culprit: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
-        self.culprit = culprit
 
 
 @dataclass(frozen=True)
@@ -79,26 +59,6 @@ class Needs:
     output_layout: str
     output_shape: tuple[int, ...]
     output_dtype: str
-
-
-def op_name(call: Any) -> str:
-    """``relax.nn.conv2d`` for a call of that op; ``""`` for anything else."""
-    op = getattr(call, "op", None)
-    return str(getattr(op, "name", "")) if op is not None and not isinstance(op, relax.GlobalVar) else ""
-
-
-def static_shape(expr: Any) -> tuple[int, ...] | None:
-    """The shape of a tensor-typed expression as integers, or ``None`` if a dimension is not known."""
-    ty = expr.ty
-    if not isinstance(ty, relax.TensorType) or ty.shape is None or not hasattr(ty.shape, "values"):
-        return None
-    dims = []
-    for dim in ty.shape.values:
-        value = getattr(dim, "value", None)
-        if not isinstance(value, int):
-            return None
-        dims.append(value)
-    return tuple(dims)
 
 
 def broadcast_layout(shape: tuple[int, ...], result: tuple[int, ...]) -> str:
@@ -154,37 +114,6 @@ class _Reader:
         self.reads[binding, arg] = self.index[key]
 
 
-def tensor_args(call: Any) -> list[Any]:
-    """The tensors that a call reads, in order; those of a tuple one by one."""
-    found = []
-    for arg in call.args:
-        if _is_tensor_tuple(arg):
-            found += list(arg.fields)
-        elif isinstance(getattr(arg, "ty", None), relax.TensorType):
-            found.append(arg)
-    return found
-
-
-def _is_tensor_tuple(arg: Any) -> bool:
-    return isinstance(arg, relax.Tuple) and all(
-        isinstance(getattr(field, "ty", None), relax.TensorType) for field in arg.fields
-    )
-
-
-def replace_tensor_args(call: Any, tensors: list[Any]) -> list[Any]:
-    """The call's arguments with other tensors in the places of :func:`tensor_args`."""
-    rest = iter(tensors)
-    args = []
-    for arg in call.args:
-        if _is_tensor_tuple(arg):
-            args.append(relax.Tuple([next(rest) for _ in arg.fields]))
-        elif isinstance(getattr(arg, "ty", None), relax.TensorType):
-            args.append(next(rest))
-        else:
-            args.append(arg)
-    return args
-
-
 def needs_of(func: Any) -> Needs:
     """What the packed kernel of a composite needs.
 
@@ -234,11 +163,11 @@ def _binding(reader: _Reader, number: int, bindings: list[Any], output: Any) -> 
 
 def _image(reader: _Reader, number: int, binding: Any, op: str, shape: tuple[int, ...]) -> None:
     call, name = binding.value, str(binding.var.name)
-    if op in _REDUCTIONS or any(arg in reader.reduced for arg in tensor_args(call)):
+    if op in REDUCTIONS or any(arg in reader.reduced for arg in tensor_args(call)):
         reader.reduced.add(binding.var)
     if _is_gate(reader, call, op, shape, name):
         reader.gates.add(binding.var)
-    if op in _ANCHORS:
+    if op in ANCHORS:
         _anchor(reader, number, call, binding.var)
     elif op in ELEMENTWISE:
         _elementwise(reader, number, call, op, shape, name)
@@ -250,7 +179,7 @@ def _anchor(reader: _Reader, number: int, call: Any, var: Any) -> None:
     name, before = str(var.name), (reader.gates | reader.rows) - {var}
     if var not in reader.gates or (before and tensor_args(call)[0] not in before):
         reader.others.append(name)
-    wanted = _ANCHORS[op_name(call)](call, name)
+    wanted = ANCHORS[op_name(call)](call, name)
     for arg, (expr, kind) in enumerate(zip(tensor_args(call), wanted, strict=True)):
         reader.read(number, arg, expr, kind, name)
 
@@ -260,7 +189,7 @@ def _row(reader: _Reader, number: int, binding: Any, op: str, shape: tuple[int, 
     call, name = binding.value, str(binding.var.name)
     tensors = tensor_args(call)
     if op == "relax.mean":
-        (kind,) = _global_pool(call, name)
+        (kind,) = global_pool(call, name)
         reader.others.append(name)
         reader.read(number, 0, tensors[0], kind, name)
     elif op in FLATTENS and tensors[0] in reader.reduced and static_shape(tensors[0]) == (*shape, 1, 1):
@@ -270,7 +199,7 @@ def _row(reader: _Reader, number: int, binding: Any, op: str, shape: tuple[int, 
             raise NotPacked(f"`{name}` multiplies what the composite's own dense layer computes", name)
         if reader.gates or reader.rows:
             reader.others.append(name)
-        for arg, (expr, kind) in enumerate(zip(tensors, _dense(call, name), strict=True)):
+        for arg, (expr, kind) in enumerate(zip(tensors, dense(call, name), strict=True)):
             reader.read(number, arg, expr, kind, name)
         reader.rows.add(binding.var)
     elif op in ELEMENTWISE and any(tensor in reader.rows for tensor in tensors):
@@ -353,7 +282,7 @@ def _is_gate(reader: _Reader, call: Any, op: str, shape: tuple[int, ...], name: 
         return False
     if op == "relax.nn.conv2d":
         shapes = [static_shape(tensor) for tensor in tensors]
-        is_dense = int(call.attrs.groups) == 1 and _conv2d(call, name)[1] == WEIGHT
+        is_dense = int(call.attrs.groups) == 1 and conv2d(call, name)[1] == WEIGHT
         return is_dense and all(one is not None and prod(one[2:]) == 1 for one in shapes)
     return op in ELEMENTWISE and any(tensor in reader.gates for tensor in tensors)
 
@@ -424,148 +353,3 @@ def _elementwise(reader: _Reader, number: int, call: Any, op: str, shape: tuple[
         else:
             wanted = broadcast_layout(operand, shape)
         reader.read(number, arg, expr, wanted, name)
-
-
-# What an anchor's operands must be: op -> (call, name of its value) -> a layout for each tensor it reads.
-
-
-def _conv2d(call: Any, culprit: str) -> tuple[str, ...]:
-    attrs = call.attrs
-    if str(attrs.data_layout) != "NCHW" or str(attrs.kernel_layout) != "OIHW":
-        raise NotPacked(
-            f"conv2d in layout {attrs.data_layout}/{attrs.kernel_layout} has no packed kernel", culprit
-        )
-    data, weight = _floats(call, culprit)
-    groups = int(attrs.groups)
-    if groups == data[1] and weight[1] == 1 and weight[0] == data[1]:
-        return DATA, DEPTHWISE
-    if groups == 1 or (weight[1] % 4 == 0 and (weight[0] // groups) % 4 == 0):
-        return DATA, WEIGHT
-    return DATA, PLAIN
-
-
-def _conv2d_transpose(call: Any, culprit: str) -> tuple[str, ...]:
-    attrs = call.attrs
-    if str(attrs.data_layout) != "NCHW" or str(attrs.kernel_layout) != "IOHW":
-        raise NotPacked(f"conv2d_transpose in layout {attrs.data_layout}/{attrs.kernel_layout}", culprit)
-    if int(attrs.groups) != 1:
-        raise NotPacked("conv2d_transpose with groups has no packed kernel", culprit)
-    if any(int(d) != 1 for d in attrs.dilation):
-        raise NotPacked("conv2d_transpose with dilation has no packed kernel", culprit)
-    _floats(call, culprit)
-    return DATA, TRANSPOSED
-
-
-def _pool2d(call: Any, culprit: str) -> tuple[str, ...]:
-    attrs = call.attrs
-    if str(attrs.layout) != "NCHW":
-        raise NotPacked(f"pooling in layout {attrs.layout} has no packed kernel", culprit)
-    if op_name(call) == "relax.nn.avg_pool2d" and any(int(d) != 1 for d in attrs.dilation):
-        raise NotPacked("average pooling with dilation has no packed kernel", culprit)
-    _floats(call, culprit)
-    return (DATA,)
-
-
-def _global_pool(call: Any, culprit: str) -> tuple[str, ...]:
-    (data,) = _floats(call, culprit)
-    result = static_shape(call)
-    if result not in ((data[0], data[1], 1, 1), data[:2]):
-        raise NotPacked("only pooling of the whole image has a packed kernel", culprit)
-    return (DATA,)
-
-
-def _group_norm(call: Any, culprit: str) -> tuple[str, ...]:
-    attrs, data = call.attrs, static_shape(call.args[0])
-    if data is None or len(data) != 4:
-        raise NotPacked("group_norm needs a tensor of four static dimensions for a packed kernel", culprit)
-    if str(call.args[0].ty.dtype) not in ("float32", "float16"):
-        raise NotPacked(f"group_norm on {call.args[0].ty.dtype} has no packed kernel", culprit)
-    axes = sorted(int(axis) % 4 for axis in attrs.axes)
-    if int(attrs.channel_axis) not in (1, -3) or axes != [2, 3]:
-        raise NotPacked(
-            "group_norm of other dimensions than channels and pixels has no packed kernel", culprit
-        )
-    if data[1] % (4 * int(attrs.num_groups)):
-        raise NotPacked(
-            f"{int(attrs.num_groups)} groups of {data[1]} channels end inside blocks of four", culprit
-        )
-    return DATA, CHANNEL_VECTOR, CHANNEL_VECTOR
-
-
-def _dense(call: Any, culprit: str) -> tuple[str, ...]:
-    shapes = [static_shape(expr) for expr in tensor_args(call)]
-    if any(shape is None or len(shape) != ROW_RANK for shape in shapes):
-        raise NotPacked("matmul needs two tensors of two static dimensions for a packed kernel", culprit)
-    for expr in tensor_args(call):
-        if str(expr.ty.dtype) not in ("float32", "float16"):
-            raise NotPacked(f"matmul on {expr.ty.dtype} has no packed kernel", culprit)
-    return PLAIN, DENSE
-
-
-def _layer_norm(call: Any, culprit: str) -> tuple[str, ...]:
-    if [int(axis) for axis in call.attrs.axes] not in ([1], [-3]):
-        raise NotPacked("only a layer norm over the channels has a packed kernel", culprit)
-    _floats(call, culprit, count=1)
-    return DATA, CHANNEL_VECTOR, CHANNEL_VECTOR
-
-
-def _concat(call: Any, culprit: str) -> tuple[str, ...]:
-    if int(call.attrs.axis) not in (1, -3):
-        raise NotPacked(f"concat along axis {call.attrs.axis}, not the channels", culprit)
-    return (DATA,) * len(_floats(call, culprit))
-
-
-def _resize2d(call: Any, culprit: str) -> tuple[str, ...]:
-    if str(call.attrs.layout) != "NCHW":
-        raise NotPacked(f"resize in layout {call.attrs.layout} has no packed kernel", culprit)
-    if str(call.attrs.method) not in ("nearest_neighbor", "linear"):
-        raise NotPacked(f"resize by {call.attrs.method} has no packed kernel", culprit)
-    _floats(call, culprit)
-    return (DATA,)
-
-
-def _slice(call: Any, culprit: str) -> tuple[str, ...]:
-    numbers = [
-        [getattr(n, "value", None) for n in arg.fields]
-        for arg in call.args[1:]
-        if isinstance(arg, relax.Tuple)
-    ]
-    if len(numbers) < 3 or numbers[0] != [1] or (len(numbers) > 3 and numbers[3] != [1]):
-        raise NotPacked("only a slice of consecutive channels has a packed kernel", culprit)
-    begin = numbers[1][0]
-    if not isinstance(begin, int) or begin < 0:
-        raise NotPacked(f"the slice begins at channel {begin}, not at a known one", culprit)
-    _floats(call, culprit)
-    return (DATA,)
-
-
-def _floats(call: Any, culprit: str, count: int | None = None) -> list[tuple[int, ...]]:
-    """Shapes of the tensors that a call reads, or of the first so many: static, rank 4, float."""
-    shapes: list[tuple[int, ...]] = []
-    for expr in tensor_args(call)[:count]:
-        shape = static_shape(expr)
-        if shape is None or len(shape) != 4:
-            raise NotPacked(
-                f"{op_name(call)} needs tensors of four static dimensions for a packed kernel", culprit
-            )
-        if str(expr.ty.dtype) not in ("float32", "float16"):
-            raise NotPacked(f"{op_name(call)} on {expr.ty.dtype} has no packed kernel", culprit)
-        shapes.append(shape)
-    return shapes
-
-
-_ANCHORS: dict[str, Callable[[Any, str], tuple[str, ...]]] = {
-    "relax.nn.conv2d": _conv2d,
-    "relax.nn.conv2d_transpose": _conv2d_transpose,
-    "relax.nn.max_pool2d": _pool2d,
-    "relax.nn.avg_pool2d": _pool2d,
-    "relax.nn.adaptive_avg_pool2d": _pool2d,
-    "relax.mean": _global_pool,
-    "relax.nn.layer_norm": _layer_norm,
-    "relax.nn.group_norm": _group_norm,
-    "relax.concat": _concat,
-    "relax.image.resize2d": _resize2d,
-    "relax.strided_slice": _slice,
-}
-
-_REDUCTIONS = frozenset(_ANCHORS) - {"relax.concat", "relax.image.resize2d", "relax.strided_slice"}

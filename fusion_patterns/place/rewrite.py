@@ -19,6 +19,7 @@ import numpy as np
 import tvm
 from tvm import relax
 
+from .calls import replace_tensor_args, static_shape, tensor_args
 from .decide import (
     GLOBAL,
     PLAIN_FORM,
@@ -33,7 +34,7 @@ from .decide import (
     source_shape,
 )
 from .layouts import PLAIN, layout
-from .needs import Needs, replace_tensor_args, static_shape, tensor_args
+from .needs import Needs
 
 __all__ = ["LAYOUTS_ATTR", "RESULT", "VIEWS_ATTR", "place"]
 

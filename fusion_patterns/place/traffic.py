@@ -11,8 +11,9 @@ from collections.abc import Callable
 from math import prod
 from typing import Any
 
+from .calls import op_name, static_shape, tensor_args
 from .layouts import DEPTHWISE, LANES
-from .needs import Needs, op_name, static_shape, tensor_args
+from .needs import Needs
 
 __all__ = ["times_read"]
 

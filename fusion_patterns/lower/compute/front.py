@@ -11,7 +11,8 @@ from typing import Any
 
 from tvm import te, tirx
 
-from ...place.needs import ELEMENTWISE, op_name, static_shape, tensor_args
+from ...place.calls import op_name, static_shape, tensor_args
+from ...place.needs import ELEMENTWISE
 from .packed import LANES, Packed, blocks
 
 __all__ = ["Front", "fronts_of", "on_front"]

@@ -14,8 +14,8 @@ from tvm import s_tir, tirx
 from tvm.ir import IRModule
 from tvm.s_tir.dlight.base import ScheduleRule
 
+from ...place.anchors import ROW_RANK
 from ...place.layouts import LANES
-from ...place.needs import ROW_RANK
 from ...place.profiles import Tiles
 from ..compute.group_norm import GROUP_NORM
 from ..compute.layer_norm import SUMS

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from ...place.anchors import ROW_RANK
 from ...place.layouts import LANES
-from ...place.needs import ROW_RANK
 from .tiles import TEXEL_BYTES, Tile
 from .vectors import Sum
 
