@@ -106,6 +106,40 @@ def test_a_window_over_the_whole_image_is_a_global_pool() -> None:
     assert "pool2d_max" in blocks_of(data, pool2d(data, attrs((7, 7)), (1, 1), "max"))
 
 
+@pytest.mark.parametrize(
+    ("pool", "size", "edge"),
+    [
+        ({"padding": (1, 1, 1, 1)}, (7, 9), True),
+        ({"padding": (0, 2, 2, 0)}, (7, 9), True),
+        ({"padding": (1, 1, 1, 1), "strides": (2, 2)}, (4, 5), True),
+        ({"strides": (2, 2)}, (4, 5), True),  # rounded up
+        ({"padding": (1, 1, 1, 1), "dilation": (2, 2)}, (5, 7), False),  # the edge may be between two taps
+        ({"padding": (3, 3, 3, 3)}, (11, 13), False),  # a window that meets no pixel
+    ],
+)
+def test_a_maximum_repeats_the_edge_where_that_changes_nothing(
+    pool: dict[str, Any], size: tuple[int, int], edge: bool
+) -> None:
+    values = array((1, 4, 7, 9), 3) - 10  # nothing as great as zero
+    data, its = placeholder(values.shape, "float32"), attrs((3, 3), **pool)
+    result = pool2d(data, its, size, "max")
+    script = te.create_prim_func([data.tensor, result]).script()
+    assert ("if_then_else" not in script) == edge
+    least = np.finfo("float32").min
+    top, left, *_ = its.padding
+    wide = np.full((1, 4, 40, 40), least, "float32")
+    wide[:, :, top : top + 7, left : left + 9] = values
+    (sy, sx), (dy, dx) = its.strides, its.dilation
+    wanted = [
+        [
+            wide[:, :, y * sy : y * sy + 2 * dy + 1 : dy, x * sx : x * sx + 2 * dx + 1 : dx].max((2, 3))
+            for x in range(size[1])
+        ]
+        for y in range(size[0])
+    ]
+    np.testing.assert_array_equal(on_cpu(data, result, values), np.moveaxis(np.array(wanted), (0, 1), (2, 3)))
+
+
 def kernel_of(shape: tuple[int, ...], profile: str) -> tuple[str, Any]:
     """The OpenCL C of a global pool of ``shape``, and its launch."""
     data = placeholder(shape, "float32")

@@ -40,7 +40,11 @@ def pool2d(data: Packed, attrs: Any, size: tuple[int, int], kind: str) -> te.Ten
     if kind == "avg" and size == (1, 1) and kernel == [height, width] and not any(padding_of(attrs)):
         return global_pool(data)
     border = float(tirx.min_value(data.dtype).value) if kind == "max" else 0.0
-    padded = zero_pad(data, pads_of(attrs, (height, width), size), border)
+    pads = pads_of(attrs, (height, width), size)
+    if kind == "max" and edge_will_do(attrs, (height, width), size):
+        padded = edge_pad(data, pads)
+    else:
+        padded = zero_pad(data, pads, border)
     ky, kx = te.reduce_axis((0, kernel[0]), "ky"), te.reduce_axis((0, kernel[1]), "kx")
     shape = (n, int(data.tensor.shape[1]), size[0], size[1], LANES)
     combine = te.max if kind == "max" else te.sum
@@ -67,6 +71,33 @@ def pool2d(data: Packed, attrs: Any, size: tuple[int, int], kind: str) -> te.Ten
         return (pooled[b, c, y, x, lane] / pixels.astype(wide)).astype(data.dtype)
 
     return te.compute(shape, average, name="average")
+
+
+def edge_will_do(attrs: Any, image: tuple[int, int], size: tuple[int, int]) -> bool:
+    """Whether every window that reaches beyond an image (H, W) has the image's edge in it as well."""
+    top, left, _, _ = padding_of(attrs)
+    return all(
+        int(dilation) == 1 and before < int(kernel) and (count - 1) * int(stride) - before < length
+        for count, stride, kernel, dilation, length, before in zip(
+            size, attrs.strides, attrs.pool_size, attrs.dilation, image, (top, left), strict=True
+        )
+    )
+
+
+def edge_pad(data: Packed, pads: tuple[int, int, int, int]) -> te.Tensor:
+    """The data with its edge repeated (top, left, bottom, right): no load depends on a condition."""
+    if not any(pads):
+        return data.tensor
+    top, left, bottom, right = pads
+    n, c, h, w, _ = (int(d) for d in data.tensor.shape)
+
+    def padded(b: Any, k: Any, y: Any, x: Any, lane: Any) -> Any:
+        row, column = (
+            tirx.max(tirx.min(at - before, length - 1), 0) for at, before, length in ((y, top, h), (x, left, w))
+        )
+        return data.tensor[b, k, row, column, lane]
+
+    return te.compute((n, c, h + top + bottom, w + left + right, LANES), padded, name="pad")
 
 
 def pads_of(attrs: Any, image: tuple[int, int], size: tuple[int, int]) -> tuple[int, int, int, int]:
