@@ -66,7 +66,8 @@ class Machine(_Data):
     at most.
 
     A step of a sum takes ``latency`` cycles, and ``read`` more for each vector in it, however little there is to do. A
-    vector takes ``access`` instructions beside its products, and a texel of the result ``finish`` cycles.
+    vector takes ``access`` instructions beside its products, a texel of the result ``finish`` cycles, and a kernel of
+    its own ``launch``.
     """
 
     units: PositiveInt
@@ -81,6 +82,7 @@ class Machine(_Data):
     read: NonNegativeFloat
     access: NonNegativeFloat
     finish: NonNegativeFloat
+    launch: NonNegativeFloat
 
 
 class Tiles(_Data):

@@ -93,7 +93,8 @@ def edge_pad(data: Packed, pads: tuple[int, int, int, int]) -> te.Tensor:
 
     def padded(b: Any, k: Any, y: Any, x: Any, lane: Any) -> Any:
         row, column = (
-            tirx.max(tirx.min(at - before, length - 1), 0) for at, before, length in ((y, top, h), (x, left, w))
+            tirx.max(tirx.min(at - before, length - 1), 0)
+            for at, before, length in ((y, top, h), (x, left, w))
         )
         return data.tensor[b, k, row, column, lane]
 

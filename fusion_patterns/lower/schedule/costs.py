@@ -21,7 +21,7 @@ from ...place.layouts import LANES
 from ...place.profiles import Machine, Tiles
 from .tiles import MOST_DEEP, TEXEL_BYTES, Tile, Work, divisors
 
-__all__ = ["cheapest_tile"]
+__all__ = ["cheapest_tile", "cycles"]
 
 FEWEST_THREADS = 64
 """Smaller groups only where there are no others."""
@@ -50,6 +50,16 @@ def cheapest_tile(work: Work, steps: int, shares: int, max_threads: int, tiles: 
         if best:
             return best[1]
     raise AssertionError("a tile of one texel and one thread is always legal")
+
+
+def cycles(machine: Machine, steps: float, tile: Tile, groups: int) -> float:
+    """What a kernel of one convolution costs in so many ``groups`` of threads with such a tile.
+
+    ``steps``: how many blocks of four products a result sums.
+    """
+    group = tuple(np.array([size]) for size in tile.group)
+    own = tile.blocks, tile.rows * tile.columns, tile.split
+    return float(_cycles(machine, steps / tile.split, 1, *own, group, np.array([groups]))[0])
 
 
 def _cheapest_group(
@@ -109,7 +119,7 @@ def _cycles(
     b: int,
     c: int,
     split: int,
-    group: tuple[Array, Array, Array],
+    group: tuple[Array, ...],
     groups: Array,
 ) -> Array:
     """Cycles of a kernel, for every ``group`` (z, y, x); all ``groups`` of them are alike."""
@@ -134,5 +144,5 @@ def _cycles(
     busy = np.ceil(held * subgroups / machine.schedulers)
     step = np.maximum(machine.latency + machine.read * reads, held * subgroups * lines)
     step = np.maximum(step, busy * (LANES * LANES * b * c + machine.access * reads))
-    cycles: Array = turns * (steps * step + machine.finish * b * c * busy)
-    return cycles
+    total: Array = turns * (steps * step + machine.finish * b * c * busy)
+    return total

@@ -21,7 +21,8 @@ from typing import Any
 from tvm import s_tir
 
 from ...place.layouts import LANES
-from ...place.profiles import Tiles
+from ...place.profiles import Machine, Tiles
+from .costs import cheapest_tile, cycles
 from .split import cut_sums, inside, share_sums, share_tiles
 from .tiles import TEXEL_BYTES, Tile, Work, choose_tile, divisors
 
@@ -98,13 +99,14 @@ def choose_cut(shape: tuple[int, ...], inner: Windows, max_threads: int, tiles: 
     pixels; or if the profile splits no sums, since barriers are dear: on a CPU a group that shares windows through
     local memory takes 1.7 times as long as the convolution and the pool one after the other (VGG-16, PoCL).
     """
+    if tiles.machine is not None:
+        return _cheapest_cut(shape, inner, max_threads, tiles, tiles.machine)
     if tiles.split == 1:
-        raise ValueError("windows are shared through local memory, which is dear where the profile splits no sums")
+        raise ValueError(
+            "windows are shared through local memory, which is dear where the profile splits no sums"
+        )
     batch, blocks, *image = shape[:4]
-    spans = [
-        [(count, (count - 1) * stride + length) for count in divisors(full)]
-        for full, length, stride in zip(image, inner.reach, inner.strides, strict=True)
-    ]
+    spans = _spans(image, inner)
     packed = batch, blocks, *(span[-1][1] for span in spans), LANES
     alone = _alone(packed, inner, max_threads, tiles) if inner.splits(packed) else None
     best: tuple[tuple[float, ...], Cut] | None = None
@@ -133,6 +135,48 @@ def choose_cut(shape: tuple[int, ...], inner: Windows, max_threads: int, tiles: 
         raise ValueError(
             f"no rectangle of its windows that fits into {tiles.local_bytes} bytes of local memory shares few enough "
             "pixels with its neighbours"
+        )
+    return best[1]
+
+
+def _spans(image: list[int], inner: Windows) -> list[list[tuple[int, int]]]:
+    """Along each axis: how many windows a group may have, and how many pixels they meet."""
+    return [
+        [(count, (count - 1) * stride + length) for count in divisors(full)]
+        for full, length, stride in zip(image, inner.reach, inner.strides, strict=True)
+    ]
+
+
+def _cheapest_cut(
+    shape: tuple[int, ...], inner: Windows, max_threads: int, tiles: Tiles, machine: Machine
+) -> Cut:
+    """The cut that costs least on a known machine.
+
+    Raises ``ValueError`` if the convolution and its windows cost less in kernels of their own.
+    """
+    batch, blocks, *image = shape[:4]
+    spans = _spans(image, inner)
+    taps = prod(inner.kernel)
+    steps = taps * -(-inner.long // (taps * LANES))
+    work = Work((batch, blocks, *(span[-1][1] for span in spans), LANES))
+    alone = cheapest_tile(work, steps, inner.shares, max_threads, tiles)
+    least = alone.blocks * alone.columns if inner.splits(work.shape) else 1
+    best: tuple[tuple[float, ...], Cut] | None = None
+    for (rows, height), (columns, width) in product(*spans):
+        if height * width * TEXEL_BYTES > tiles.local_bytes:
+            continue
+        rectangles = (image[0] // rows) * (image[1] // columns)
+        for cut in _cuts(blocks, (rows, columns), (height, width), inner.shares, max_threads, tiles):
+            if prod(cut.tile) < least:
+                continue  # a guess at what costs less is no reason to leave the convolution's own tile
+            cost = cycles(machine, steps, cut.sums, batch * rectangles * (blocks // cut.windows[0]))
+            rank = cost, abs(cut.threads - tiles.group), -columns
+            if best is None or rank < best[0]:
+                best = rank, cut
+    limit = cycles(machine, steps, alone, work.texels // prod(alone.extents)) + machine.launch
+    if best is None or best[0][0] > limit:
+        raise ValueError(
+            "its convolution and its windows cost less in kernels of their own, by the profile's machine"
         )
     return best[1]
 
