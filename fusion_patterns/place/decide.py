@@ -184,16 +184,21 @@ class _Decision:
         scope = FOLDINGS[0] if self.limits.textures else GLOBAL
         flows = {value: self._flow(caller, value) for value in caller.values if not _is_constant(value)}
         gains = {callee: self._gain(callee, scope) for callee in sorted(free)}
-        for value, callee in caller.made.items():
-            if callee in free and self._is_plain_only(caller, value):
-                gains[callee] = -1
+        plain = {
+            callee
+            for value, callee in caller.made.items()
+            if callee in free and self._is_plain_only(caller, value)
+        }
+        gains |= dict.fromkeys(plain, -1)
         balance = Balance(flows, fixed, free, gains, self.placement.profile, scope)
         self.placement.balances[name] = balance
         written = {callee: var for var, callee in caller.made.items()}
         for callee, excess in balance.left.items():
             needs = self.placement.needs.pop(callee)
             reason = (
-                f"packing it would cost {excess} bytes more than leaving it in buffers with its neighbours"
+                "all that it reads and writes is plain: a kernel of ours would be no better than stock's"
+                if callee in plain
+                else f"packing it would cost {excess} bytes more than leaving it in buffers with its neighbours"
             )
             self.placement.refused[callee] = (reason, "")
             self.placement.tensors.append(
