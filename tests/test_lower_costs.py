@@ -1,7 +1,7 @@
 """The tile of a convolution that costs least on a known machine."""
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fusion_patterns.lower.schedule.costs import cheapest_tile
@@ -13,6 +13,7 @@ TILES = load_profile("nvidia-opencl").tiles
 SIZES = st.sampled_from([1, 2, 5, 7, 13, 14, 20, 28, 40, 56, 112])
 
 
+@example(1, 16, 1, 1, 64, 1, 1, True, 16)
 @given(
     st.integers(1, 3),
     st.sampled_from([1, 2, 3, 6, 8, 16, 30, 64, 250]),

@@ -20,6 +20,7 @@ import numpy as np
 from ...place.layouts import LANES
 from ...place.profiles import Machine, Tiles
 from .tiles import MOST_DEEP, TEXEL_BYTES, Tile, Work, divisors
+from .tuned import MOST_BLOCKS, MOST_COLUMNS
 
 __all__ = ["cheapest_tile", "cycles"]
 
@@ -41,8 +42,8 @@ def cheapest_tile(work: Work, steps: int, shares: int, max_threads: int, tiles: 
     _, blocks, _, columns = work.shape[:4]
     best: tuple[float, Tile] | None = None
     for small in (False, True):
-        for b in divisors(blocks, machine.texels):
-            for c in divisors(columns, machine.texels // b):
+        for b in divisors(blocks, min(machine.texels, MOST_BLOCKS)):
+            for c in divisors(columns, min(machine.texels // b, MOST_COLUMNS)):
                 for split in divisors(shares, min(tiles.split, max_threads)):
                     found = _cheapest_group(work, steps, b, c, split, max_threads, tiles, machine, small)
                     if found and (best is None or found[0] < best[0]):
