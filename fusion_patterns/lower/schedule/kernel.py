@@ -236,7 +236,8 @@ class _Kernel(Reductions):
         if all(name.startswith(SPLITTABLE) for name in names):
             shares = gcd(*map(self._shares, self.reductions))
             if self.tiles.machine and not grouped:
-                steps = sum(map(self._steps, self.reductions))
+                # blocks of four products
+                steps = sum(prod(self._extents(reduction)) for reduction in self.reductions) // LANES
                 chosen = cheapest_tile(work, steps, shares, self.max_threads, self.tiles)
                 return Space(work, chosen, *limits, shares)
         # neighbours in a transposed convolution start from different rows and columns of the kernel
@@ -251,18 +252,16 @@ class _Kernel(Reductions):
         )
         return Space(work, chosen, *limits, shares, joins_blocks=not grouped, joins_pixels=not transposed)
 
-    def _steps(self, convolution: Any) -> int:
-        """How many blocks of four products each of a convolution's results sums."""
-        extents = (
-            int(v.dom.extent) for v in self.sch.get(convolution).iter_vars if int(v.iter_type) == REDUCE
-        )
-        return prod(extents) // LANES
+    def _extents(self, reduction: Any) -> list[int]:
+        """How far each of the loops goes that a reduction sums over."""
+        axes = self.sch.get(reduction).iter_vars
+        return [int(axis.dom.extent) for axis in axes if int(axis.iter_type) == REDUCE]
 
     def _shares(self, reduction: Any) -> int:
         """Into how many shares a reduction can be cut."""
-        block = self.sch.get(reduction)
-        extents = [int(v.dom.extent) for v in block.iter_vars if int(v.iter_type) == REDUCE]
-        return prod(extents) if str(block.name_hint).startswith(POOLS) else extents[0]
+        extents = self._extents(reduction)
+        is_pool = str(self.sch.get(reduction).name_hint).startswith(POOLS)
+        return prod(extents) if is_pool else extents[0]
 
     def _share_axis(self, reduction: Any) -> Any:
         """The loop that is cut into shares: the blocks of input channels."""
@@ -278,7 +277,7 @@ class _Kernel(Reductions):
         if any(prod(self._shape(block)[2:-1]) > 1 for block in self.reductions):
             return False
         for name, block in zip(names, self.reductions, strict=True):
-            extents = [int(v.dom.extent) for v in self.sch.get(block).iter_vars if int(v.iter_type) == REDUCE]
+            extents = self._extents(block)
             if name.startswith("conv2d_packed_grouped") or (
                 name.startswith(SPLITTABLE) and prod(extents[1:3]) > 1
             ):
@@ -342,7 +341,7 @@ class _Kernel(Reductions):
 
     def _products(self, block: Any) -> int:
         """How many products a group computes of a sum for each element of the last one."""
-        reads = prod(int(v.dom.extent) for v in self.sch.get(block).iter_vars if int(v.iter_type) == REDUCE)
+        reads = prod(self._extents(block))
         return reads if block is self.reductions[-1] else reads * self._shape(block)[1]
 
     def _sum(self, block: Any, tile: Tile, split: int | None) -> Sum:
@@ -484,9 +483,7 @@ class _Kernel(Reductions):
         reach, strides = ([int(i) for i in sch.get(maxima).annotations[key]] for key in (REACH, STRIDES))
         if self._is_reduction(pixel):
             pixel = sch.cache_write(pixel, 0, "local")
-        sums = [
-            int(v.dom.extent) for v in sch.get(self.reductions[0]).iter_vars if int(v.iter_type) == REDUCE
-        ]
+        sums = self._extents(self.reductions[0])
         shares = sums[0] if str(sch.get(self.reductions[0]).name_hint).startswith(SPLITTABLE) else 1
         kernel = sums[1], sums[2]
         return Windows(pixel, (reach[0], reach[1]), (strides[0], strides[1]), kernel, prod(sums), shares)
