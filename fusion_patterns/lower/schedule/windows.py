@@ -97,7 +97,8 @@ def choose_cut(shape: tuple[int, ...], inner: Windows, max_threads: int, tiles: 
     Raises ``ValueError`` if no rectangle of windows fits into local memory without more pixels being computed twice
     than is worth it; if long sums have to be split and no cut is as good as the one of a convolution that writes its
     pixels; or if the profile splits no sums, since barriers are dear: on a CPU a group that shares windows through
-    local memory takes 1.7 times as long as the convolution and the pool one after the other (VGG-16, PoCL).
+    local memory takes 1.7 times as long as the convolution and the pool one after the other (VGG-16, PoCL). Where the
+    profile describes its machine, see :func:`_cheapest_cut` instead.
     """
     if tiles.machine is not None:
         return _cheapest_cut(shape, inner, max_threads, tiles, tiles.machine)
